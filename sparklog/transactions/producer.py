@@ -227,6 +227,8 @@ class Transaction:
         self._prepared_groups: list[PreparedGroup] = []
         self._outcomes: dict[str, AppendOutcome] = {}
         self._started_at = producer.root.env.now()
+        self._failure: str | None = None
+        """The error of an `append` that lost accepted rows. The transaction can then only be aborted."""
 
     def __repr__(self) -> str:
         return f"Transaction({self.id!r}, {self.n}, {self.state})"
@@ -246,6 +248,9 @@ class Transaction:
     def append(self, topic: str, data: ArrowData, *, options: WriteOptions | None = None) -> None:
         """Append rows to a topic, like `Topic.append`. The rows become visible with `commit`.
 
+        If this method fails after it has accepted rows, all rows of the transaction are discarded, and the transaction
+        can only be aborted: `commit` aborts it and raises `BadRequest`.
+
         Args:
             topic: The name of the topic.
             data: The rows, as for `Topic.append`.
@@ -260,8 +265,17 @@ class Transaction:
             target = self._root.topic(topic).log.append_target(refresh=False)
             seed = self._root.env.random.getrandbits(63)
             self._writers[topic] = target, AppendWriter(target, options, self._root.env, seed)
-        for batch in batches(data):
-            self._writers[topic][1].write(batch)
+        writer = self._writers[topic][1]
+        has_accepted_rows = False
+        try:
+            for batch in batches(data):
+                writer.write(batch)
+                has_accepted_rows = True
+        except BaseException as error:
+            if has_accepted_rows or writer.has_failed:
+                self._failure = str(error) or type(error).__name__
+                self._discard_rows()
+            raise
 
     def add(self, target: AppendTarget, files: Sequence[FileSlices]) -> None:
         self._check_open()
@@ -308,6 +322,11 @@ class Transaction:
     def _check_open(self) -> None:
         if self.state != OPEN:
             raise BadRequest(f"transaction {self.n} of '{self.id}' is {self.state}: begin a new one")
+        if self._failure is not None:
+            raise BadRequest(
+                f"an append to transaction {self.n} of '{self.id}' failed: {self._failure}; abort the transaction and "
+                "begin a new one"
+            )
 
     # -- prepare, commit, abort
 
@@ -349,12 +368,18 @@ class Transaction:
                 has taken over.
             Conflict: If the transaction was aborted after its timeout or by an administrator, or if a topic was
                 deleted.
-            BadRequest: If a topic rejects rows. In these three cases, no part of the transaction ever becomes visible.
+            BadRequest: If a topic rejects rows, or if an append to the transaction failed after it had accepted rows.
+                In these three cases, no part of the transaction ever becomes visible.
             Unavailable: If the store failed. The message says whether the outcome is known.
         """
         log = self._producer.log
         if self.state != PREPARED:
-            self._check_open()
+            try:
+                self._check_open()
+            except BadRequest:
+                if self.state == OPEN:
+                    self._abort_or_leave()
+                raise
             if self._root.env.elapsed_ms(self._started_at) > RECHECK_MS:
                 # A fenced producer must not write, because read_uncommitted readers would see its rows.
                 try:
@@ -436,11 +461,14 @@ class Transaction:
 
     def discard(self) -> None:
         """Discard rows that were appended but not prepared. The transaction itself remains undecided."""
+        self._discard_rows()
+        self.state = ABORTED
+
+    def _discard_rows(self) -> None:
         for _, writer in self._writers.values():
             writer.discard()
         self._writers.clear()
         self._files.clear()
-        self.state = ABORTED
 
     def _abort_or_leave(self) -> None:
         try:

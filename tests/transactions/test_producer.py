@@ -4,15 +4,17 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pyarrow as pa
 import pytest
 
 import sparklog
 from sparklog.errors import BadRequest, Conflict, Fenced, NotFound, Unavailable
 from sparklog.log.state.view import READ_UNCOMMITTED
-from sparklog.testing.faulty_store import Fault, FaultKind, FaultyStore, Script
+from sparklog.log.write.append_target import WriteOptions
+from sparklog.testing.faulty_store import Decide, Fault, FaultKind, FaultyStore, Script
 from sparklog.transactions.listing import COMMITTED, EMPTY, ONGOING, list_transactions
-from sparklog.transactions.producer import transactional
-from tests.support.records import rows
+from sparklog.transactions.producer import Transaction, transactional
+from tests.support.records import keyed_rows, rows
 from tests.support.topics_world import TopicsWorld
 
 
@@ -233,6 +235,110 @@ def test_rows_that_a_topic_rejects_abort_the_transaction() -> None:
     assert transaction.state == "aborted"
     assert world.values_by_topic()["a"] == []
     assert world.undecided("a") == [0]
+
+
+BUFFERED = WriteOptions(codec="none", buffer_bytes=500)
+LONG = "x" * 100
+
+
+def transaction_after_a_failed_append(world: TopicsWorld) -> Transaction:
+    """Return a transaction that has lost accepted rows, because its second append was rejected after a flush."""
+    world.root().create_topic("keyed", configs={"cleanup.policy": "compact"})
+    transaction = world.producer().begin()
+    transaction.append("a", rows("1"))
+    transaction.append("keyed", keyed_rows(("k", "accepted")), options=BUFFERED)
+    with pytest.raises(BadRequest, match="is compacted"):
+        transaction.append("keyed", rows(*(f"{number} {LONG}" for number in range(20))))
+    return transaction
+
+
+def test_a_transaction_that_has_lost_rows_can_only_be_aborted() -> None:
+    world = TopicsWorld()
+    transaction = transaction_after_a_failed_append(world)
+    for action in (
+        lambda: transaction.append("a", rows("2")),
+        lambda: transaction.send_offsets("g", {"a": {0: 1}}),
+        transaction.prepare,
+        transaction.commit,
+    ):
+        with pytest.raises(BadRequest, match="an append to transaction 0 of 'job' failed: topic keyed is compacted"):
+            action()
+    assert transaction.state == "aborted", "by commit"
+    with transaction._producer.begin() as transaction:
+        transaction.append("a", rows("3"))
+    assert transaction.n == 1
+    assert [world.values(name, READ_UNCOMMITTED) for name in ("a", "keyed")] == [["3"], []]
+
+
+def test_a_transaction_that_has_lost_rows_is_aborted_explicitly_or_by_its_block() -> None:
+    transaction_after_a_failed_append(TopicsWorld()).abort()
+    world = TopicsWorld()
+    with pytest.raises(BadRequest, match="an append to transaction 0"), transaction_after_a_failed_append(world):
+        # The program has ignored the error, so the end of the block commits.
+        pass
+    assert world.values("a", READ_UNCOMMITTED) == []
+
+
+def test_an_append_that_accepts_only_a_part_of_its_rows_fails_the_transaction() -> None:
+    world = TopicsWorld()
+    transaction = world.producer().begin()
+    with pytest.raises(BadRequest, match="value to be binary or string"):
+        transaction.append("a", [rows("1"), pa.table({"value": [1.5]})])
+    with pytest.raises(BadRequest, match="an append to transaction 0 of 'job' failed: "):
+        transaction.commit()
+    assert world.values("a") == []
+
+
+def test_a_rejected_append_that_has_accepted_no_rows_does_not_fail_the_transaction() -> None:
+    world = TopicsWorld()
+    with world.producer().begin() as transaction:
+        transaction.append("a", rows("1"))
+        with pytest.raises(BadRequest, match="value to be binary or string"):
+            transaction.append("a", pa.table({"value": [1.5]}))
+    assert world.values("a") == ["1"]
+
+
+def failing_at(number: int, kind: FaultKind) -> Decide:
+    return lambda call: Fault(kind) if call.number == number else None
+
+
+@pytest.mark.parametrize("kind", [FaultKind.ERROR_BEFORE, FaultKind.ERROR_AFTER])
+def test_a_transaction_commits_all_rows_that_it_has_accepted_or_none(kind: FaultKind) -> None:
+    """A request fails, and the caller repeats the append and goes on. This is tested for each request."""
+    lost = committed = 0
+    for point in range(100):
+        world = TopicsWorld()
+        for name in "ab":
+            world.topic(name).alter(configs={"inline.records.bytes": 0})
+        store = FaultyStore(world.store, lambda call: None)
+        transaction = transactional(world.root(store), "job").begin()
+        at = store.calls.total() + point
+        store.decide = failing_at(at, kind)
+        accepted: dict[str, list[str]] = {"a": [], "b": [], "c": []}
+        for number in range(8):
+            name, value = "ab"[number % 2], f"{number} {LONG * 3}"
+            for _ in range(2):
+                try:
+                    transaction.append(name, rows(value), options=BUFFERED)
+                    accepted[name].append(value)
+                    break
+                except (Unavailable, BadRequest):
+                    pass
+        try:
+            transaction.commit()
+        except BadRequest:
+            lost += 1
+        except Unavailable:
+            pass
+        if transaction.state == "committed":
+            assert world.values_by_topic() == accepted
+            committed += 1
+        else:
+            assert world.values_by_topic() == {"a": [], "b": [], "c": []}
+        if store.calls.total() <= at:
+            break
+    assert lost > 2
+    assert committed > 2
 
 
 def test_a_topic_that_is_recreated_concurrently_is_detected() -> None:

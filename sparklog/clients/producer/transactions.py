@@ -6,7 +6,7 @@ from sparklog.clients.producer.accumulator import Accumulator, Batch
 from sparklog.clients.producer.batch_rows import PartitionedRows, rows_of
 from sparklog.clients.producer.futures import BatchResult
 from sparklog.clients.producer.sender import Sender
-from sparklog.errors import BadRequest, Conflict, SparklogError
+from sparklog.errors import BadRequest, Conflict, SparklogError, Unavailable
 from sparklog.groups.group_journal import Offsets
 from sparklog.groups.group_state import GroupMetadata
 from sparklog.groups.membership import Membership
@@ -55,10 +55,14 @@ class ProducerTransactions:
                 target, options, records = log.append_target(refresh=False), self._sender.write_options, batch.records()
                 rows = rows_of(records, target.partitions, self._sender.next_seed(), options.batch_bytes)
                 transaction.append(batch.topic, rows, options=options)
+                self._uploaded.append((batch.result, PartitionedRows.of(rows, target, records, batch.count)))
             except SparklogError as error:
                 self._fail(error)
                 raise
-            self._uploaded.append((batch.result, PartitionedRows.of(rows, target, records, batch.count)))
+            except BaseException as error:
+                # The sender stops. The commit must not publish the transaction without this batch.
+                self._fail(Unavailable(f"not published: a batch of the transaction failed: {error!r}"))
+                raise
 
     def _fail(self, error: SparklogError) -> None:
         """Fail all records of the transaction."""

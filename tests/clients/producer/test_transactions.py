@@ -5,11 +5,14 @@ committed.
 from __future__ import annotations
 
 import os
+import threading
 
+import pyarrow as pa
 import pytest
 
 import sparklog
-from sparklog.errors import BadRequest, Conflict
+from sparklog.clients.producer import transactions
+from sparklog.errors import BadRequest, Conflict, Unavailable
 from sparklog.log.topic.root import Root
 from sparklog.testing import World
 from tests.clients.producer.test_producer import LATER, records
@@ -79,6 +82,28 @@ def test_a_rejected_record_fails_the_transaction() -> None:
         producer.send("b", "3")
         producer.commit_transaction()
     assert [len(records(root, topic)) for topic in "ab"] == [0, 1]
+
+
+def test_a_batch_that_cannot_be_converted_fails_the_transaction(monkeypatch: pytest.MonkeyPatch) -> None:
+    root = root_with_two()
+
+    def no_memory(*_: object) -> pa.RecordBatch:
+        raise pa.ArrowMemoryError("out of memory")
+
+    with sparklog.producer(root, transactional_id="job", linger_ms=LATER) as producer:
+        producer.begin_transaction()
+        futures = [producer.send("a", "1")]
+        producer.flush()
+        with monkeypatch.context() as patch:
+            patch.setattr(transactions, "rows_of", no_memory)
+            # The error stops the sender's thread.
+            patch.setattr(threading, "excepthook", lambda _: None)
+            futures.append(producer.send("a", "2"))
+            producer.flush()
+        with pytest.raises(Unavailable, match=r"a batch of the transaction failed: .*out of memory"):
+            producer.commit_transaction()
+        assert all(isinstance(future.exception(0), Unavailable) for future in futures)
+    assert records(root, "a") == {}
 
 
 def test_group_offsets_are_committed_with_the_transaction() -> None:
