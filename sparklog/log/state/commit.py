@@ -367,18 +367,20 @@ COMMIT_JSON = StoredDocument(
 def features_of(changes: Changes, op: str) -> tuple[str, ...]:
     """Return the features that a release must support to read or write the topic after these changes.
 
-    A commit requires the feature of a config as soon as it sets the config, or creates a topic for which the config's
-    default applies. Otherwise, an older release could not read the first commit with inline records or embedded
-    documents, and would report it as corrupt. With the feature in an earlier commit, which it can read, it reports the
-    missing feature.
+    A commit requires the feature of a config as soon as it sets the config, resets the config to its default, or
+    creates a topic for which the default applies. Otherwise, an older release could not read the first commit with
+    inline records or embedded documents, and would report it as corrupt. With the feature in an earlier commit, which
+    it can read, it reports the missing feature.
     """
 
     def is_set(config: str) -> bool:
-        default = definition(config).default if op == CREATE else "0"
-        return (changes.configs.get(config) or default) != "0"
+        value = changes.configs.get(config)
+        if value is None and (op == CREATE or config in changes.configs):
+            value = definition(config).default_text
+        return value is not None and value != "0"
 
     features = list[str]()
-    if (changes.configs or op == CREATE) and is_set(CARRIED_CONFIG):
+    if is_set(CARRIED_CONFIG):
         features.append(CARRIED_COMMITS)
     if changes.inline is not None or is_set(INLINE_CONFIG) or any(is_commit(file.path) for file in changes.files):
         features.append(INLINE_RECORDS)

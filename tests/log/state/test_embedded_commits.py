@@ -356,7 +356,7 @@ def test_topics_with_and_without_embedded_commits(world: World) -> None:
     readable.
     """
     topic = written(world, 20, {"carried.commits": 0})
-    topic.alter(configs={"carried.commits": None})
+    topic.alter(configs={"retention.ms": -1})
     publish(topic, 1)
     assert {len(carried_by(world, number)) for number in range(23)} == {0}
     assert topic.log.state().read_features == ("inlineRecords",)
@@ -375,6 +375,16 @@ def test_topics_with_and_without_embedded_commits(world: World) -> None:
     assert bases(other(world, world.store)) == bases(topic)
     assert History(world.store, "t").at(64).state == topic.log.state()
     assert of_log(world) == []
+
+
+@pytest.mark.parametrize("value", [None, 127])
+def test_a_reset_config_has_its_default(world: World, value: int | None) -> None:
+    topic = written(world, 20, {"carried.commits": 0})
+    topic.alter(configs={"carried.commits": value})
+    assert topic.log.state().carried_commits == 127
+    for _ in range(20):
+        publish(topic, 1)
+    assert len(carried_by(world, 31)) > 0
 
 
 def test_carried_commits_has_no_root_default(world: World) -> None:

@@ -163,27 +163,47 @@ def test_an_older_release_finds_the_feature_in_a_readable_commit(world: World) -
     topic.append(rows(2))
     assert features("new") == [[CARRIED_COMMITS, INLINE_RECORDS], None]
     old = world.root().create_topic("old", partitions=2, configs={"inline.records.bytes": 0, "carried.commits": 0})
-    old.alter(configs={"inline.records.bytes": None})
+    old.alter(configs={"retention.ms": 1})
     old.append(rows(2))
     assert features("old") == [[], [], []]
     old.alter(configs={"inline.records.bytes": BOUND})
     old.append(rows(2))
     old.alter(configs={"inline.records.bytes": None})
     old.append(rows(2))
-    assert features("old")[3:] == [[INLINE_RECORDS], None, [], None]
+    assert features("old")[3:] == [[INLINE_RECORDS], None, [INLINE_RECORDS], None]
     assert old.log.state().read_features == old.log.state().write_features == (INLINE_RECORDS,)
 
 
-def test_a_topic_of_an_older_release_describes_no_inline_records(world: World) -> None:
+@pytest.mark.parametrize("value", [None, 131072])
+def test_a_reset_config_has_its_default(world: World, value: int | None) -> None:
+    topic = world.root().create_topic("t", partitions=2, configs={"inline.records.bytes": 0})
+    topic.append(rows(2))
+    topic.alter(configs={"inline.records.bytes": value})
+    topic.append(rows(2))
+    configs = {config.name: config.value for config in topic.describe().configs}
+    assert configs["inline.records.bytes"] == "131072"
+    assert [inline_records_of(world.store.get(commit_key("t", number))) != b"" for number in (1, 3)] == [False, True]
+
+
+def test_resetting_a_config_that_is_not_set_does_not_add_its_feature(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr(commit_intents, "features_of", lambda changes, op: ())
+        old = world.root().create_topic("old")
+    old.alter(configs={"inline.records.bytes": None, "carried.commits": None, "retention.ms": 1})
+    assert old.log.state().write_features == ()
+
+
+def test_a_topic_of_an_older_release_describes_no_inline_records(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     def shown(topic: Topic) -> str:
         (config,) = [config for config in topic.describe().configs if config.name == "inline.records.bytes"]
         assert config.source == "DEFAULT_CONFIG"
         return config.value
 
     assert shown(world.root().create_topic("new")) == "131072"
-    old = world.root().create_topic("old", configs={"inline.records.bytes": 0})
-    old.alter(configs={"inline.records.bytes": None})
-    assert shown(old) == "0"
+    monkeypatch.setattr(commit_intents, "features_of", lambda changes, op: ())
+    assert shown(world.root().create_topic("old")) == "0"
 
 
 def test_a_lost_race_changes_offsets_path_and_positions(world: World) -> None:
