@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -33,6 +32,7 @@ from sparklog.storage.parallel_reads import map_requests, read_each
 from sparklog.storage.store import Store
 
 if TYPE_CHECKING:
+    from sparklog.log.state.checkpoint import Checkpoint
     from sparklog.log.state.commit_intents import Intent
     from sparklog.log.topic.commit_queue import CommitQueue, PreparedAppend
     from sparklog.log.write.append_target import AppendOutcome, AppendTarget, WriteOptions
@@ -167,6 +167,8 @@ class TopicLog(CommitLog):
         super().__init__(access, topic, engine.decisions.resolve)
         self.engine = engine
         self._queue: CommitQueue | None = None
+        self._warned_version = -1
+        """The version of the latest checkpoint for which a warning about unsealed slices was logged."""
 
     def state(self, refresh: bool = True) -> TopicState:
         """Return the state without slices. Raises `NotFound` if the topic was deleted."""
@@ -211,51 +213,70 @@ class TopicLog(CommitLog):
 
     def append(self, data: ArrowData, options: WriteOptions | None, writer: WriterKey | None) -> AppendOutcome:
         """Write rows and publish them."""
+        if writer is not None:
+            writer.check()
         return self.queue.publish(self._attempts(data, options, writer))
 
     def write(
         self, data: ArrowData, options: WriteOptions | None, writer: WriterKey | None
     ) -> tuple[Sequence[FileSlices], AppendTarget]:
         """Write rows to files that no commit references yet."""
-        *_, append = self._attempts(data, options, writer, is_optimistic_allowed=False)
+        if writer is not None:
+            writer.check()
+        append = self._prepare(data, options, writer)
         return append.files, append.target
 
     def _attempts(
-        self,
-        data: ArrowData,
-        options: WriteOptions | None,
-        writer: WriterKey | None,
-        *,
-        is_optimistic_allowed: bool = True,
+        self, data: ArrowData, options: WriteOptions | None, writer: WriterKey | None
     ) -> Iterator[PreparedAppend]:
-        """Yield rows that were written for the cached state, if this may be sufficient, followed by rows for the latest
-        state.
+        """Yield the rows as an optimistic append, if this is possible, followed by the rows for the latest state."""
+        optimistic = self._prepare_optimistically(data, options, writer)
+        if optimistic is not None:
+            yield optimistic
+        yield self._prepare(data, options, writer)
 
-        Rows are written for the cached state only if the data is a table and the store is remote, because other data
-        can be read only once, and reading the latest state of a local topic takes almost no time.
+    def _prepare_optimistically(
+        self, data: ArrowData, options: WriteOptions | None, writer: WriterKey | None
+    ) -> PreparedAppend | None:
+        """Write a small table for the cached state. Return None if the latest state must be read first."""
+        from sparklog.log.write.arrow_data import is_table
+
+        cached = self._cached_target() if is_table(data) else None
+        if cached is None or not is_table(data) or data.nbytes > cached.inline_bytes // 2:
+            return None
+        target = self.queue.optimistic_target(cached)
+        if target is None:
+            return None
+        try:
+            return self._write_for(target, data, options, writer)._replace(is_optimistic=True)
+        except (BadRequest, Conflict):
+            # The latest state may accept the rows.
+            return None
+
+    def _prepare(self, data: ArrowData, options: WriteOptions | None, writer: WriterKey | None) -> PreparedAppend:
+        """Write rows for the latest state.
+
+        If the data is a table and the store is remote, the rows are written for the cached state while the latest state
+        is read. Other data can be read only once, and reading the latest state of a local topic takes almost no time.
         """
-        from sparklog.log.topic.commit_queue import PreparedAppend
-        from sparklog.log.write.arrow_data import is_table, write_files
+        from sparklog.log.write.arrow_data import is_table
 
-        def write(target: AppendTarget) -> PreparedAppend:
-            files = write_files(data, target, self.env, options=options, writer=writer)
-            return PreparedAppend(files, target, writer)
-
-        if writer is not None:
-            writer.check()
         cached = self._cached_target() if is_table(data) else None
         if cached is None:
-            yield write(self.append_target())
-            return
-        is_small = is_table(data) and data.nbytes <= cached.inline_bytes // 2
-        target = self.queue.optimistic_target(cached) if is_small and is_optimistic_allowed else None
-        if target is not None:
-            with suppress(BadRequest, Conflict):
-                yield write(target)._replace(is_optimistic=True)
-        yield self._written_while_refreshing(write, cached)
+            return self._write_for(self.append_target(), data, options, writer)
+        return self._write_while_refreshing(cached, lambda target: self._write_for(target, data, options, writer))
 
-    def _written_while_refreshing(
-        self, write: Callable[[AppendTarget], PreparedAppend], cached: AppendTarget
+    def _write_for(
+        self, target: AppendTarget, data: ArrowData, options: WriteOptions | None, writer: WriterKey | None
+    ) -> PreparedAppend:
+        from sparklog.log.topic.commit_queue import PreparedAppend
+        from sparklog.log.write.arrow_data import write_files
+
+        files = write_files(data, target, self.env, options=options, writer=writer)
+        return PreparedAppend(files, target, writer)
+
+    def _write_while_refreshing(
+        self, cached: AppendTarget, write: Callable[[AppendTarget], PreparedAppend]
     ) -> PreparedAppend:
         """Write rows for the cached state while the latest state is read in parallel.
 
@@ -266,6 +287,8 @@ class TopicLog(CommitLog):
 
         def write_early() -> PreparedAppend | SparklogError:
             try:
+                # The refresh checks the root in parallel, so the writer does not have to. The time of this check
+                # replaces the time below before the files are published.
                 return write(replace(cached, root_checked=self.env.now()))
             except SparklogError as error:
                 return error
@@ -292,9 +315,7 @@ class TopicLog(CommitLog):
 
         state = self.existing(refresh=False)
         topic_state, configs = state.topic_state, self.engine.defaults.of_topic(self.topic, state.topic_state.configs)
-        if state.checkpoint is not None and state.checkpoint.table.unsealed > self.store.limits.many_unsealed:
-            many = state.checkpoint.table.unsealed
-            _LOG.warning("topic %s has %d unsealed slices; run sparklog compact to merge them", self.topic, many)
+        self._warn_of_unsealed(state.checkpoint)
         return AppendTarget(
             store=self.store,
             root_id=self.engine.root_id,
@@ -307,6 +328,15 @@ class TopicLog(CommitLog):
             inline_bytes=topic_state.inline_bytes(configs),
             root_checked=root_checked,
         )
+
+    def _warn_of_unsealed(self, checkpoint: Checkpoint | None) -> None:
+        """Warn if the topic has many unsealed slices. Warns once per checkpoint."""
+        if checkpoint is None or checkpoint.state.version == self._warned_version:
+            return
+        unsealed = checkpoint.table.unsealed
+        if unsealed > self.store.limits.many_unsealed:
+            self._warned_version = checkpoint.state.version
+            _LOG.warning("topic %s has %d unsealed slices; run sparklog compact to merge them", self.topic, unsealed)
 
     def read_configs(self) -> TopicConfigs:
         """Return the configs in the cached state, combined with the latest root defaults."""

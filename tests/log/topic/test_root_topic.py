@@ -14,6 +14,7 @@ import pytest
 from sparklog.errors import BadRequest, Conflict, Corrupt, NotFound
 from sparklog.groups.group import Group
 from sparklog.groups.group_state import GROUPS
+from sparklog.limits import Limits
 from sparklog.log.journal.clocks import SYSTEM
 from sparklog.log.journal.documents import Fields, decode, encode
 from sparklog.log.journal.names import ROOT_JSON, ROOT_KEY, read_root_id
@@ -471,3 +472,23 @@ def test_deleting_a_missing_topic_does_not_advise_to_create_it(world: World) -> 
     with pytest.raises(NotFound) as raised:
         root.delete_topic("nosuch")
     assert str(raised.value).endswith("topic 'nosuch' does not exist in memory:test; root.topics() lists the topics")
+
+
+def test_a_warning_about_unsealed_slices_is_logged_once_per_checkpoint(
+    world: World, caplog: pytest.LogCaptureFixture
+) -> None:
+    world.root().create_topic("t")
+    for expected in (3, 4):
+        root = world.root()
+        root.store.limits = Limits(many_unsealed=2)
+        topic = root.topic("t")
+        while topic.log.state().version < expected:
+            topic.append({"value": ["a"]})
+        topic.log.write_checkpoint()
+        topic = world.root(root.store).topic("t")
+        caplog.clear()
+        for _ in range(3):
+            topic.log.append_target()
+        assert [record.getMessage() for record in caplog.records if "unsealed" in record.getMessage()] == [
+            f"topic t has {expected} unsealed slices; run sparklog compact to merge them"
+        ]
