@@ -16,7 +16,7 @@ so the journal need not know of it.
 **Which transaction a request belongs to.** Requests do not contain the transaction's number, which is always the one
 after the latest decision. So each request reads the latest entry. If a cache of names may hide the latest entry, the
 `prepare` of step 2 is written for every Produce request, not only for the first of a topic: its number can be created
-only after the latest entry.
+only after the latest entry. Step 4 then waits until it can read the version of each topic that this entry lists.
 
 **Decisions of others.** A timeout, an operator or a newer group member may abort a transaction while its producer is
 writing. The producer must not continue as if nothing had happened, because its next batch would belong to the next
@@ -34,7 +34,7 @@ import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from sparklog.errors import NotFound
+from sparklog.errors import NotFound, Unavailable
 from sparklog.groups.group import Group
 from sparklog.groups.group_journal import Offsets
 from sparklog.groups.group_state import GroupMetadata
@@ -62,6 +62,7 @@ from sparklog.log.state.topic_state import TopicState
 from sparklog.log.topic.engine import TopicLog
 from sparklog.log.topic.root import Root
 from sparklog.serve.codes import Code, CodeError
+from sparklog.storage.retries import Backoff
 from sparklog.transactions.completion import check_not_one_write, recorded_everywhere, resolve_topic
 
 MIN_PRODUCER_ID = 1 << 32
@@ -222,20 +223,33 @@ class TransactionCoordinator:
     def _prepares(self, state: Decisions, n: int) -> list[Prepared]:
         """Return all prepares of transaction `n`, from the latest states of its topics."""
         found = []
-        for topic in dict.fromkeys(item.topic for item in state.prepared):
+        for prepared in state.prepared:
             try:
-                log = self.root.topic(topic).log
+                topic = self._topic_since(prepared)
             except NotFound:
                 # The topic was deleted. As in Kafka, the transaction commits its records in the other topics.
                 continue
-            log.make_durable()
-            latest = log.state(refresh=False)
             found += [
-                Prepared(topic, latest.topic_id, item.version, item.commit_id)
-                for item in latest.open
+                Prepared(prepared.topic, topic.topic_id, item.version, item.commit_id)
+                for item in topic.open
                 if (item.txn.id, item.txn.n) == (state.id, n)
             ]
         return found
+
+    def _topic_since(self, prepared: Prepared) -> TopicState:
+        """Return the latest state of a topic, which contains this prepare.
+
+        A cache of names may hide the prepare, and then also earlier ones that the COMMIT must list.
+        """
+        backoff = Backoff(self.root.env)
+        while True:
+            log = self.root.topic(prepared.topic).log
+            log.make_durable()
+            topic = log.state(refresh=False)
+            if topic.version >= prepared.version or topic.topic_id != prepared.topic_id:
+                return topic
+            if not backoff.wait():
+                raise Unavailable(f"commit {prepared.version} of topic '{prepared.topic}' cannot be read: retry later")
 
     def log(self, transactional_id: str) -> DecisionLog:
         """Return the journal of a transactional id."""

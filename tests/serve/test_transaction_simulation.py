@@ -9,7 +9,8 @@ from __future__ import annotations
 import pytest
 
 from sparklog.log.decisions import decision, decision_log
-from sparklog.log.decisions.decision import Decisions
+from sparklog.log.decisions.decision import Decisions, Prepared
+from sparklog.log.state.topic_state import TopicState
 from sparklog.serve import transactions
 from sparklog.serve.transactions import ClientTransaction, ProducerEpoch, TransactionCoordinator
 from tests.serve.transaction_clients import KAFKA_CLIENTS
@@ -84,6 +85,15 @@ def decided_transactions_are_written(patch: Patch) -> None:
     patch.setattr(decision, "check_undecided", lambda state, n, run=None: None)
 
 
+def end_txn_does_not_wait_for_hidden_prepares(patch: Patch) -> None:
+    """The COMMIT lists the prepares that the server can read, and the latest one, which the journal lists."""
+
+    def latest_topic(self: TransactionCoordinator, prepared: Prepared) -> TopicState:
+        return self.root.topic(prepared.topic).log.state(refresh=False)
+
+    patch.setattr(TransactionCoordinator, "_topic_since", latest_topic)
+
+
 @broken_rules(
     BrokenRule(requests_trust_the_cached_state, "calm", range(60)),
     BrokenRule(topics_are_not_added, "calm", range(20)),
@@ -91,6 +101,7 @@ def decided_transactions_are_written(patch: Patch) -> None:
     BrokenRule(aborts_of_others_are_not_noticed, "zombies", range(60)),
     BrokenRule(older_instances_are_not_fenced, "calm", range(60)),
     BrokenRule(prepares_in_one_topic_are_shown_one_by_one, "zombies", range(60, 120), first=64),
+    BrokenRule(end_txn_does_not_wait_for_hidden_prepares, "names", range(3050, 3060), first=3056),
     BrokenRule(decided_transactions_are_written, "zombies", range(60)),
 )
 @pytest.mark.sweep
