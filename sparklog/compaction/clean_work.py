@@ -1,4 +1,4 @@
-"""A cleaning pass as a work item, which cleans one partition with one edit.
+"""A work item for a cleaning pass, which cleans one partition with a single edit.
 
 If only a part of a pass were committed, deleted keys could reappear. Therefore, the files of a pass are committed only
 when all of them are written. All times come from the clock of the run, which does not advance during a pass. The map

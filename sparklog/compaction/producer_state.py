@@ -272,7 +272,7 @@ def aborted_batches(state: PartitionProducers | None, headers: BatchHeaders) -> 
         wrong = np.flatnonzero(headers.is_control | headers.is_transactional | (headers.producer_id != NO_PRODUCER_ID))
         if len(wrong):
             raise Corrupt(
-                "found a producer id or a control batch in a slice without any according to the log: restore the file",
+                "the slice contains a producer id or a control batch, but the log lists none for it: restore the file",
                 offset=int(headers.base_offset[wrong[0]]),
             )
         return aborted

@@ -296,7 +296,7 @@ def main(words: Sequence[str]) -> int:
     copy = arguments(words)
     check_source(copy.source, subscribe=copy.subscribe, subscribepattern=copy.subscribe_pattern)
     check_target(copy.root)
-    # Spark would log the stack trace of a failed query, whose reason is in the last line of the job.
+    # Otherwise, Spark would log the stack trace of a failed query, although the job's last line contains the reason.
     with streaming_session("sparklog stream", "FATAL") as spark:
         return run(spark, copy)
 

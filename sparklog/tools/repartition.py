@@ -438,8 +438,8 @@ def _steps_back(read: Int64s, copying: Copying) -> tuple[list[CopyStep], Int64s,
         before = copied_by({writer.id: writer for writer in commit.writers}, copying.source.state)
         if before is not None:
             if not steps:
-                # Later records of other writers are unread by all groups. Before these records, only the copy has
-                # appended.
+                # No group has read the later records of other writers. All records before them were appended by the
+                # copy.
                 reject_other_writers(copying, ends, before)
                 total = ends
             steps.append(CopyStep(before, after, ends, added))

@@ -258,7 +258,7 @@ class _Copies:
 
     def skip(self, name: SegmentName, damage: SkippedRange) -> None:
         target, end = self._target, damage.end
-        # As in reads in place, skipped records retain their offsets, even at the log end.
+        # As with reads in place, skipped records retain their offsets, even at the log end.
         self.next_offset = max(self.next_offset, 0 if end is None else end)
         target.on_skipped(Skipped(target.topic, self._partition, str(name.path), *damage))
 

@@ -517,8 +517,8 @@ class Journal(ABC, Generic[S, E, D]):
         if result is CreateResult.CONFLICT:
             # On a disk, the loser of a race has just read the previous entry again.
             return self._apply(base, found, seen, is_confirmed=True)
-        # An earlier attempt to create this number, which was drafted before a stall, may have succeeded late. Use the
-        # stored bytes.
+        # An earlier attempt to create the entry, which was encoded before a stall, may have succeeded after all. Use
+        # the stored bytes.
         stored = found.objects[0]
         if stored != data:
             reached("journal: an earlier attempt of the writer succeeded late")

@@ -57,7 +57,7 @@ class AppendIntent:
                     return Draft(TAKEOVER, writer=writer)
                 return Nothing(decision.note, entry.version, skipped=True)
         if self.written_for not in (None, (state.partitions, state.configs)):
-            raise Conflict(f"topic '{topic}' has changed its partitions or configs; write the rows again")
+            raise Conflict(f"the partitions or configs of topic '{topic}' have changed; write the rows again")
         files = [file for file in self.files if file.partition]
         if not files:
             return Nothing("nothing to append", state.version)

@@ -122,7 +122,7 @@ def _write_markers(log: CommitLog, state: TopicState, transactions: Sequence[Kaf
                 )
                 for i, transaction in enumerate(ending)
             )
-            # The offsets of the markers count from 0 in the slice.
+            # The offsets of the markers are relative to the start of the slice.
             rows = np.flatnonzero(~np.array(committed, np.bool_))
             aborted = AbortedTransactions(
                 np.array([ending[row].producer for row in rows], np.int64),

@@ -78,7 +78,7 @@ class Plan:
 
 @dataclass
 class VersionLeases:
-    """The leases of a run in the source, which the run renews. A read-only source has no leases."""
+    """The leases that a run holds and renews in the source. A read-only source has no leases."""
 
     root: Root
     name: str

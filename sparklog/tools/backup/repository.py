@@ -9,8 +9,8 @@
 **Numbers.** Backups are numbered in the order of their cuts, and each number is decided once:
 
 1. A run reads the latest number, takes its cut, and claims the next number by creating `_backups/begun/<number>.json`.
-   If another run has already claimed the number, the run takes a new cut. The cut of a backup therefore starts after
-   the cut of the previous backup has ended, even if the backups are copied concurrently.
+   If another run has already claimed the number, the run determines a new cut. The cut of a backup therefore starts
+   after the cut of the previous backup has ended, even if the backups are copied concurrently.
 2. Creating `_backups/<number>.json` decides the number. The run itself writes a manifest. A prune that considers the
    run dead writes that the number is abandoned. Only the first of the two writes succeeds, so a run that was paused
    while a prune deleted its files cannot publish its backup.
