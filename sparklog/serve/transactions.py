@@ -34,7 +34,7 @@ import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from sparklog.errors import NotFound, Unavailable
+from sparklog.errors import Unavailable
 from sparklog.groups.group import Group
 from sparklog.groups.group_journal import Offsets
 from sparklog.groups.group_state import GroupMetadata
@@ -224,14 +224,11 @@ class TransactionCoordinator:
         """Return all prepares of transaction `n`, from the latest states of its topics."""
         found = []
         for prepared in state.prepared:
-            try:
-                topic = self._topic_since(prepared)
-            except NotFound:
-                # The topic was deleted. As in Kafka, the transaction commits its records in the other topics.
-                continue
+            topic = self._topic_since(prepared)
+            # If the topic was deleted, the transaction commits its records in the other topics, as in Kafka.
             found += [
                 Prepared(prepared.topic, topic.topic_id, item.version, item.commit_id)
-                for item in topic.open
+                for item in (topic.open if topic.exists else ())
                 if (item.txn.id, item.txn.n) == (state.id, n)
             ]
         return found
@@ -241,11 +238,10 @@ class TransactionCoordinator:
 
         A cache of names may hide the prepare, and then also earlier ones that the COMMIT must list.
         """
-        backoff = Backoff(self.root.env)
+        backoff, log = Backoff(self.root.env), self.root.engine.log(prepared.topic)
         while True:
-            log = self.root.topic(prepared.topic).log
+            topic = log.refresh().topic_state
             log.make_durable()
-            topic = log.state(refresh=False)
             if topic.version >= prepared.version or topic.topic_id != prepared.topic_id:
                 return topic
             if not backoff.wait():

@@ -11,7 +11,9 @@ from sparklog.errors import BadRequest, Conflict, Corrupt, Fenced, NotFound, Una
 from sparklog.groups.group import Group
 from sparklog.serve.codes import Code, CodeError
 from sparklog.serve.transactions import ClientTransaction, TransactionCoordinator
-from sparklog.testing.faulty_store import Decide
+from sparklog.storage.store import Store
+from sparklog.testing.faulty_store import Decide, FaultKind
+from sparklog.testing.wrapper_stores import WrapperStore
 from tests.support.simulation.runs import Body, restarted
 from tests.support.simulation.scheduler import Actor
 from tests.support.simulation.sweeps import Simulation
@@ -141,10 +143,21 @@ def _recovered(client: Client | None, attempt: Attempt, error: Exception) -> Cli
         return None
 
 
+class HidingStore(WrapperStore):
+    """A store that says that caches may hide objects."""
+
+    hides_names = True
+
+
 class KafkaClientsRun(TransactionsRun):
     """The roles of `TransactionsRun`, and one to three Kafka clients of one or two transactional ids."""
 
     STREAM = "kafka clients"
+
+    def client(self, store: Store, host: str) -> Store:
+        """Return a connection. A store whose reads may miss an existing object is one that hides names."""
+        opened = super().client(store, host)
+        return HidingStore(opened) if FaultKind.ABSENT in self.kinds and not opened.hides_names else opened
 
     def draw(self) -> None:
         super().draw()
