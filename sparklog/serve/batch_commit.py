@@ -135,7 +135,8 @@ def _checked(log: TopicLog, target: AppendTarget, batches: Sequence[ReceivedBatc
                     responses[batch] = ProduceResponse(problem.code)
                 elif before is None:
                     responses[batch] = _repeated(log, batch, produced, registry[id_])
-                # Otherwise the batch repeats a batch of this commit. It is validated again after the commit.
+                # Otherwise, the batch is a duplicate of a batch in this commit, and is validated again after the
+                # commit.
                 continue
         accepted[batch] = produced
     return CheckedBatches(accepted, tuple(writers.values()), responses)

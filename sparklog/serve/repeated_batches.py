@@ -41,7 +41,7 @@ def find_repeated(log: TopicLog, partition: int, batch: ProducedBatch, entry: Wr
     """
     snapshot = log.snapshot(refresh=False)
     start = int(snapshot.state.log_start[partition])
-    # The producer's records after this batch. Each of these records has one offset.
+    # The number of the producer's records after this batch. Each record has one offset.
     later = (entry.batch + 1 - batch.base_sequence) % (MAX_SEQUENCE + 1) - batch.count
     end = _end_of_commit(snapshot, partition, entry.version) - later
     found = 0

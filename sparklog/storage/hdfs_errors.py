@@ -59,8 +59,8 @@ def is_busy(error: BaseException) -> bool:
 def hdfs_error(error: Exception, action: str, key: str, url: StoreUrl) -> SparklogError:
     """Return the error to raise if a request to `action` (read, list, create, delete, open) an object failed.
 
-    The error is `NotFound` if the object does not exist, and `BadRequest` for a wrong name or directory. Other errors
-    are `Unavailable`; the effect of a create is then unknown.
+    The error is `NotFound` if the object does not exist, and `BadRequest` for a wrong name or directory. All other
+    errors are raised as `Unavailable`, and it is then unknown whether a create had an effect.
     """
     if isinstance(error, SparklogError):
         return error

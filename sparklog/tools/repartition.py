@@ -22,8 +22,8 @@ few records.
 read in the old topic. No records are skipped, but records after this offset may be read again.
 
 The mapping of offsets is derived from the commits of the copy. Each commit contains the old offsets up to which it
-copies, and the number of records that it adds to each new partition. The commits are read backwards from the latest
-commit until a commit is found before which the group has read all records. For a group that has read all records, this
+copies, and the number of records that it adds to each new partition. Commits are read backwards from the latest one,
+up to a commit whose earlier records the group has all read. For a group that has read all records, this
 is the latest commit.
 
 If a group has read only some of the old records of a commit, these records are read again and counted by old and new

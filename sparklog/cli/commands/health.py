@@ -164,7 +164,7 @@ def doctor(
             needs="--root",
             excludes="--store",
             why="--max-age checks the jobs of a root",
-            help="Fail if a job has not succeeded on a topic for longer than this time, such as 3h.",
+            help="Fail if the last successful run of a job on a topic is older than this, for example 3h.",
         ),
     ] = None,
     cost: Annotated[

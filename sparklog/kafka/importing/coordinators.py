@@ -9,8 +9,8 @@ earlier record comes later.
 **Groups** (`__consumer_offsets`): an import reads the committed offsets of each group in the imported topics, with
 their times, leader epochs and metadata, and the generation of the group. Offsets that have expired (only old clients
 set an expiry), offsets of topics that were not imported or were created again, and groups without offsets are skipped.
-An offset replaces only an older offset, so another import updates the groups. If a group has been used in the root, it
-is not changed, because its members continue from the offsets that they committed in the root.
+An imported offset replaces an offset only if it is newer, so repeating the import updates the groups. If a group has
+been used in the root, it is not changed, because its members continue from the offsets that they committed in the root.
 
 **Transactions** (`__transaction_state`): an import reads the transactional id, the start and the timeout of each open
 transaction. It also reads the decision, if the marker has not been written to the partition yet (see

@@ -306,7 +306,7 @@ class _TopicImport:
                 self._reject_open_transactions(topic)
             self._commit(topic)
         except BaseException:
-            # Raise the first error, not an error of the cleanup.
+            # Raise the first error rather than an error from the cleanup.
             with suppress(SparklogError):
                 self._delete_files(topic)
             raise

@@ -76,7 +76,7 @@ class OffsetOrder:
         order.
         """
         starts, deltas = headers.base_offset, headers.last_offset_delta
-        # If an offset exceeds the maximum, the log ends at the maximum. Reading such a batch is an error.
+        # If the offset of a batch exceeds the maximum, the log ends at the maximum, and reading the batch is an error.
         ends = np.minimum(starts, MAX_OFFSET - np.maximum(deltas, 0)) + deltas + 1
         positions = headers.position + start
         ordered = np.ones(len(starts), np.bool_)

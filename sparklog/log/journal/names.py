@@ -229,7 +229,7 @@ def numbers_below(store: Store, prefix: str, after: str = "") -> list[int]:
 
 def list_entries(store: Store, prefix: str, after: str = "") -> Iterator[ObjectInfo]:
     """List the entries of the journal under `prefix` whose keys are greater than `after`, without its checkpoints."""
-    # All numbers with 20 digits start with a zero, so this prefix excludes checkpoints.
+    # A version, padded to 20 digits, always starts with a zero, so this prefix excludes checkpoints.
     return store.list(f"{log_folder(prefix)}0", after)
 
 

@@ -50,7 +50,10 @@ def warn_of_short_retention(owner: str, changes: Mapping[str, object | None]) ->
 
 
 def count_older(files: Iterable[FileSlices], before_ms: int) -> tuple[int, bool]:
-    """Count the records that are older than a time (ms). Return the count, and False if it is only an upper bound."""
+    """Count the records whose timestamp is before a time in milliseconds.
+
+    Also return False if the count is only an upper bound.
+    """
     count, exact = 0, True
     for file in files:
         for records, first, last in zip(file.records, file.min_ts, file.max_ts, strict=True):
