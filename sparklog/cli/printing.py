@@ -31,7 +31,7 @@ class Formats:
     key_format: Annotated[
         Format | None,
         Option(
-            help="Format of keys. Numbers are encoded as by Kafka's serializers. Avro is printed as JSON.",
+            help="Format of keys. Numbers use the encoding of Kafka's serializers. Avro is printed as JSON.",
             show_default="bytes",
         ),
     ] = None

@@ -45,7 +45,7 @@ def time_text(ms: int | None, shape: str = "%Y-%m-%d %H:%M:%S") -> str:
 
 
 def day_text(ms: int) -> str:
-    """Return a day in UTC: `Jan 31`."""
+    """Return the UTC date of a time, such as `Jan 31`."""
     return time_text(ms, "%b %d")
 
 

@@ -320,7 +320,7 @@ def summary_of(command: click.Command) -> str:
 
 
 class Commands(click.Group):
-    """The commands of a module. If they have a common name and help text, they are a group of `sparklog`."""
+    """The commands of a module. Commands with a common name and help text form a command group of `sparklog`."""
 
     def __init__(self, name: str | None = None, text: str | None = None, epilog: str | None = None) -> None:
         super().__init__(name, help=text, epilog=epilog, context_settings=CONTEXT)

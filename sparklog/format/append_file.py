@@ -298,7 +298,8 @@ def _slices(
         raise Corrupt(f"the footer has {len(index_rows)} index entries, but its slices list another number", file=file)
     if len(aborted) and int(aborted["slice"].max()) >= len(table):
         raise Corrupt(
-            f"the footer has {len(table)} slices, but an aborted transaction refers to another slice", file=file
+            f"the footer has {len(table)} slices, but an aborted transaction refers to a slice that is not among them",
+            file=file,
         )
     producer, first_offset, last_offset = (aborted[name].astype(np.int64) for name in ("producer", "first", "last"))
     transactions = AbortedTransactions(producer, first_offset, last_offset, np.full(len(aborted), -1, np.int64))

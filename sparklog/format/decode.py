@@ -182,7 +182,7 @@ class _Sink:
         entries = int(state[kernels.HEADER_ROWS])
         key_bytes, value_bytes = int(state[kernels.HEADER_KEY_BYTES]), int(state[kernels.HEADER_VALUE_BYTES])
         if max(entries, key_bytes, value_bytes) >= 2**31:
-            raise BadRequest("the headers have 2 GiB or more: decode fewer batches at a time")
+            raise BadRequest("the headers take up 2 GiB or more: decode fewer batches at a time")
         self.header_key.reserve(entries, key_bytes)
         self.header_value.reserve(entries, value_bytes)
         kernels.decode_headers.sized(entries - int(before[kernels.HEADER_ROWS]))(

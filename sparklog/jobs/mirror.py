@@ -241,7 +241,7 @@ def plan(mirror: Mirror, source: Endpoint, target: Endpoint) -> tuple[dict[str, 
     if mirror.pattern is not None:
         names = [name for name in source.names() if re.fullmatch(mirror.pattern, name) and not is_internal(name)]
         if not names:
-            raise NotFound(f"no topic of {source.location} matches '{mirror.pattern}'; check --pattern")
+            raise NotFound(f"no topic in {source.location} matches '{mirror.pattern}'; check --pattern")
     else:
         names = list(mirror.topics)
     partitions = source.partitions(names)

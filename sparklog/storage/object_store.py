@@ -354,7 +354,8 @@ class ObjectStore(Store):
             self.delete(key)
         if info is None:
             raise Unavailable(f"{key} was written to {self.location}, but does not exist: try again later")
-        # The times of objects may be up to 999 ms early, and this time must not make objects look older.
+        # The times of objects may be rounded down by up to 999 ms, so round the current time down as well. Otherwise,
+        # objects would look older than they are.
         return info.modified_ms - (self.clock_step_ms - 1)
 
     @property

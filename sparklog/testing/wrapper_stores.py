@@ -141,8 +141,8 @@ class CountingStore(WrapperStore):
         """Assert the exact number of calls since `reset`.
 
         Args:
-            counts: The calls by verb (`get=2`) or by verb and kind of key (`create_commit=1`). The counts of a verb's
-                kinds add up to its total. Unlisted verbs must not have been called.
+            counts: The calls by verb (`get=2`) or by verb and kind of key (`create_commit=1`). The counts of all kinds
+            of a verb add up to the total of the verb. Unlisted verbs must not have been called.
 
         Raises:
             AssertionError: If a count differs. The message lists the calls.

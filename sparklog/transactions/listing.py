@@ -142,7 +142,7 @@ def list_transactions(root: Root, failures: list[SparklogError] | None = None) -
 
 
 def describe_transaction(root: Root, transactional_id: str, failures: list[SparklogError]) -> TransactionDescription:
-    """Describe an id. If the id was never used, `NotFound` is raised with similar ids.
+    """Describe an id. If the id was never used, `NotFound` is raised. Its message suggests similar ids.
 
     The errors of unreadable topics and groups are added to `failures`.
     """

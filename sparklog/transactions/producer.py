@@ -301,7 +301,7 @@ class Transaction:
         if isinstance(group, GroupConsumer):
             if group.auto_commit_interval_ms is not None:
                 raise BadRequest(
-                    f"{group!r} commits automatically, even offsets of an aborted transaction; set "
+                    f"{group!r} commits offsets automatically, even if the transaction is aborted; set "
                     "enable_auto_commit=False"
                 )
             offsets = group.positions() if offsets is None else offsets

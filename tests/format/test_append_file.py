@@ -238,7 +238,10 @@ def test_damaged_aborted_transactions_are_detected() -> None:
         damaged[i] ^= 0x10
         with pytest.raises(Corrupt):
             decode_footer(bytes(damaged), file_size=size)
-    for at, value, said in ((16, 4, "do not fill"), (-TRAILER_BYTES - 28, 3, "refers to another slice")):
+    for at, value, said in (
+        (16, 4, "do not fill"),
+        (-TRAILER_BYTES - 28, 3, "refers to a slice that is not among them"),
+    ):
         wrong = bytearray(data)
         wrong[at : at + 4] = value.to_bytes(4, "big")
         with pytest.raises(Corrupt, match=said):

@@ -333,7 +333,7 @@ class KeyFormats(Formats):
     """The format of --key, and the output formats."""
 
     key_format: Annotated[
-        Format, Option(help="Format of --key and of printed keys. Numbers are encoded as by Kafka's serializers.")
+        Format, Option(help="Format of --key and of printed keys. Numbers use the encoding of Kafka's serializers.")
     ] = "string"
 
 

@@ -193,7 +193,7 @@ class EntrySpan(Generic[E]):
         return [] if state is None else [state, *self.chain.walk(state, number)]
 
     def first_after(self, time_ms: int) -> E | None:
-        """Return the first entry if earlier entries are deleted and it was created after a time; otherwise None."""
+        """Return the first entry if earlier entries were deleted and it was created after the time; otherwise None."""
         if self.first == 0 or latest_at(self.chain.existing, self.first, self.last, time_ms) >= self.first:
             return None
         return self.chain.state_at(self.first)

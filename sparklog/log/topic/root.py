@@ -442,7 +442,7 @@ class RootView:
         try:
             return log.snapshot()
         except NotFound:
-            # Raise an error with similar names, unless the topic was created in the meantime.
+            # Raise an error that suggests similar names, unless the topic was created in the meantime.
             self.root.topic(name)
             return log.snapshot()
 

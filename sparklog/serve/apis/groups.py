@@ -1,9 +1,9 @@
 """Requests about groups: members, offsets, and administration.
 
 `sparklog groups`, consumers of the root and Spark queries with `kafka.group.id` use the same offsets. A commit without
-a member (generation -1) sets the offsets of a group without members, as an operator does. If a group also has members
-outside this server (consumers of the root, a Spark query, clients of another server), its description is read from the
-journal.
+a member id (generation -1) sets the offsets of an empty group, for example when an operator resets them. If a group
+also has members outside this server (consumers of the root, a Spark query, clients of another server), its description
+is read from the journal.
 
 The following are not supported: the consumer protocol of KIP-848, in which a broker computes the assignment; a
 retention time per offset commit; leader epochs in responses.

@@ -310,7 +310,7 @@ def _footer(checked: CheckedFile) -> Footer | None:
         finding = Finding.of(FOOTER, error, file.key)
     body, expected = data[:-TRAILER_BYTES], int.from_bytes(data[-TRAILER_BYTES : -TRAILER_BYTES + 4], "big")
     crc = crc32c(body)
-    # If the checksum is valid, the length or the magic bytes after it are damaged, or the writer had a defect.
+    # If the checksum is valid, either the length or the magic bytes after it are damaged, or the writer had a defect.
     position = file.size - TRAILER_BYTES + 4 if crc == expected else finding.position or start
     flipped = None if crc == expected else finding.at_flipped_bit(start, len(body), crc, expected)
     checked.findings.append(flipped or replace(finding, position=position))
