@@ -154,7 +154,7 @@ class Appends:
                 for batch in batches:
                     if not batch.response.done():
                         batch.response.set_result(responses.get(batch, INTERNAL_ERROR))
-        if all(response.code is Code.UNKNOWN_TOPIC_OR_PARTITION for response in responses.values()):
+        if responses and all(each.code is Code.UNKNOWN_TOPIC_OR_PARTITION for each in responses.values()):
             # Clients choose the names of topics that do not exist, so do not keep their queues.
             del self._topics[topic]
 

@@ -54,7 +54,7 @@ from sparklog.log.decisions.decision import (
     init,
     prepare,
 )
-from sparklog.log.decisions.decision_log import DecisionLog, timeout_of
+from sparklog.log.decisions.decision_log import DecisionLog, open_transactions, timeout_of
 from sparklog.log.journal.clocks import reading_clock_ms
 from sparklog.log.journal.names import check_id
 from sparklog.log.state.commit import Txn
@@ -226,12 +226,9 @@ class TransactionCoordinator:
         for prepared in state.prepared:
             topic = self._topic_since(prepared)
             # If the topic was deleted, the transaction commits its records in the other topics, as in Kafka.
-            found += [
-                Prepared(prepared.topic, topic.topic_id, item.version, item.commit_id)
-                for item in (topic.open if topic.exists else ())
-                if (item.txn.id, item.txn.n) == (state.id, n)
-            ]
-        return found
+            prepares = open_transactions(topic).get((state.id, n), ()) if topic.exists else ()
+            found += [Prepared(prepared.topic, topic.topic_id, item.version, item.commit_id) for item in prepares]
+        return list(dict.fromkeys(found))
 
     def _topic_since(self, prepared: Prepared) -> TopicState:
         """Return the latest state of a topic, which contains this prepare.
@@ -266,7 +263,7 @@ class TransactionCoordinator:
             raise CodeError(Code.INVALID_TXN_STATE, f"transaction {n} of '{state.id}' is decided")
 
     def _check_may_write(self, state: Decisions, producer: ProducerEpoch) -> None:
-        """Raise `CodeError` unless `producer` is the latest instance and knows the latest decision."""
+        """Raise `CodeError` unless `producer` is the latest instance and no other process aborted its transaction."""
         self._check_instance(state, producer)
         if state.reason in ABORTED_BY_OTHERS:
             message = f"transaction {state.newest} of '{state.id}' was aborted ({state.reason})"
@@ -303,7 +300,7 @@ class ClientTransaction:
         Raises `CodeError` if the transaction has been decided in the meantime: the batches are aborted.
         """
         decisions, topic = self.coordinator.log(txn.id), log.state(refresh=False)
-        prepares = [item for item in topic.open if (item.txn.id, item.txn.n) == (txn.id, txn.n)]
+        prepares = open_transactions(topic).get((txn.id, txn.n))
         if not prepares:
             raise CodeError(Code.INVALID_TXN_STATE, "the batches belong to an earlier transaction")
         latest = prepares[-1]

@@ -14,6 +14,7 @@ import pytest
 
 import sparklog
 from sparklog.errors import Fenced
+from sparklog.groups.group import Group
 from sparklog.groups.lag import Groups
 from sparklog.limits import MAX_TRANSACTION_TIMEOUT_MS
 from sparklog.log.decisions.decision import BY_TIMEOUT
@@ -255,6 +256,32 @@ def test_pending_offsets_of_a_transaction_past_its_timeout_are_dropped(root: spa
     assert root.engine.decisions.log("job").refresh().reason == BY_TIMEOUT
 
 
+def test_offsets_that_a_transaction_commits_during_a_fetch_are_not_stable_yet(
+    steps: _Steps, address: Address, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A consumer that continued from the older offset would process its records twice."""
+    steps.init()
+    position = {"partitionIndex": 0, "committedOffset": 7, "committedMetadata": ""}
+    fields = {"transactionalId": "job", "groupId": "g", "topics": [{"name": "a", "partitions": [position]}]}
+    id_, epoch = steps.producer
+    steps.wire.ask("TxnOffsetCommit", 3, {**fields, "producerId": id_, "producerEpoch": epoch})
+    committed, fetching = Group.committed, Wire(address)
+    ended: list[int] = []
+
+    def committed_before_the_end(group: Group) -> Any:
+        found = committed(group)
+        if not ended:
+            ended.append(steps.end(commit=True))
+        return found
+
+    monkeypatch.setattr(Group, "committed", committed_before_the_end)
+    asked = {"groupId": "g", "topics": [{"name": "a", "partitionIndexes": [0]}], "requireStable": True}
+    rows = [fetching.ask("OffsetFetch", 7, asked)["topics"][0]["partitions"][0] for _ in range(2)]
+    fetching.close()
+    assert ended == [0]
+    assert [(row["errorCode"], row["committedOffset"]) for row in rows] == [(Code.UNSTABLE_OFFSET_COMMIT, -1), (0, 7)]
+
+
 def test_producers_of_the_root_and_kafka_clients_fence_one_another(root: sparklog.Root, steps: _Steps) -> None:
     steps.init()
     steps.produce("a", b"1")
@@ -480,6 +507,19 @@ def test_queues_of_unknown_topics_are_removed() -> None:
         for name in ("nosuch", "t"):
             response = await appends.add(name, 0, memoryview(batch_of([b"1"])), 7)
             assert response.code is (Code.NONE if name == "t" else Code.UNKNOWN_TOPIC_OR_PARTITION)
+        await asyncio.sleep(0)
+        assert list(appends._topics) == ["t"]
+
+    asyncio.run(run())
+
+
+def test_an_internal_error_does_not_remove_the_queue_of_a_topic() -> None:
+    async def run() -> None:
+        async def broken(*_: object) -> None:
+            raise RuntimeError("broken")
+
+        appends = Appends(server.in_memory(), broken)
+        assert (await appends.add("t", 0, memoryview(batch_of([b"1"])), 7)).code is Code.UNKNOWN_SERVER_ERROR
         await asyncio.sleep(0)
         assert list(appends._topics) == ["t"]
 

@@ -332,8 +332,9 @@ class PartitionState:
         self._listing, self._is_stale = listing, False
 
     def _next_listing(self, *, wait: bool) -> _Listing | None:
-        """Return a new listing, or None if the directory has not changed, or if it is changing and waiting is not
-        required.
+        """Return a new listing; None if the directory has not changed.
+
+        If the directory is being changed, wait until the changes are complete, or return None unless `wait` is set.
         """
         before, changed_ns, directory_id = self._listing, None, (0, 0)
         if isinstance(self.partition_dir, LocalPath):

@@ -18,7 +18,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class StoredObject(Generic[T]):
-    """The bytes of an object, and the decoded value or the damage.
+    """The bytes of an object, with the decoded value or a description of the damage.
 
     An object that requires a newer sparklog (`BadRequest`) is treated as damaged, because this process cannot decode
     it.

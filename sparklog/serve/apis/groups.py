@@ -239,17 +239,15 @@ async def _offset_fetch(request: ServedRequest, group: str, requested: list[Fiel
 
 def _offsets(request: ServedRequest, group: Group, numbers: dict[str, list[int]] | None) -> list[Fields]:
     """Return the committed offsets of these partitions by topic (None: of all topics that the client may read)."""
+    waiting = set[TopicPartition]()
+    if request.fields["requireStable"]:
+        # Read this before the offsets. If a transaction commits in between, its offsets are still reported as unstable.
+        waiting = _pending(group)
     committed = {
         topic_partition: item
         for topic_partition, item in group.committed().items()
         if request.may(READ, topic_partition[0])
     }
-    waiting = set[TopicPartition]()
-    if request.fields["requireStable"]:
-        if group.root.store.writable and group.description().pending:
-            # Abort transactions past their timeout, because no entry of a member may ever do so.
-            group.resolve_pending()
-        waiting = {(topic, partition) for _, _, topic, partition, _ in group.description().pending}
 
     def row(topic_partition: TopicPartition) -> Fields:
         if not request.may(READ, topic_partition[0]):
@@ -260,6 +258,18 @@ def _offsets(request: ServedRequest, group: Group, numbers: dict[str, list[int]]
         return {} if item is None else {"committedOffset": item.offset, "metadata": item.metadata}
 
     return _offset_rows(by_topic(committed) if numbers is None else numbers, row)
+
+
+def _pending(group: Group) -> set[TopicPartition]:
+    """Return the partitions with pending offsets, after aborting transactions that are past their timeout.
+
+    Without this, such a transaction of a group without members could stay open until maintenance runs.
+    """
+    pending = group.description().pending
+    if pending and group.root.store.writable:
+        group.resolve_pending()
+        pending = group.description().pending
+    return {(topic, partition) for _, _, topic, partition, _ in pending}
 
 
 def _offset_rows(numbers: dict[str, list[int]], row: Callable[[TopicPartition], Fields]) -> list[Fields]:

@@ -6,11 +6,10 @@ With `acks` 1 or all, the response means that the commit is durable. With `acks`
 from __future__ import annotations
 
 import asyncio
-import struct
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, TypeAlias
 
-from sparklog.format.record_batch import HEADER_BYTES, TRANSACTIONAL_BIT
+from sparklog.format.record_batch import HEADER_BYTES, HEADER_STRUCT, MAGIC, TRANSACTIONAL_BIT
 from sparklog.kafka.messages.message_schema import Fields
 from sparklog.serve.codes import Code, ProduceResponse
 from sparklog.serve.services import ServedRequest
@@ -20,9 +19,6 @@ if TYPE_CHECKING:
     from sparklog.serve.transactions import ClientTransaction
 
 ACKS = (0, 1, -1)
-_PRODUCER = struct.Struct(">qh")
-_ATTRIBUTES, _PRODUCER_AT = 22, 43
-"""Positions in a batch: of the low byte of the attributes, and of producer id and epoch."""
 Response: TypeAlias = "ProduceResponse | asyncio.Future[ProduceResponse]"
 
 
@@ -75,24 +71,29 @@ def _append(request: ServedRequest, topic: str, row: Fields, code: Code) -> Resp
     if not request.services.log.serves(topic):
         return ProduceResponse(Code.UNKNOWN_TOPIC_OR_PARTITION)
     transaction = None
-    if _is_transactional(row["records"]):
+    producer = _transactional_producer(row["records"])
+    if producer is not None:
         if request.fields["transactionalId"] is None:
             return ProduceResponse(Code.TRANSACTIONAL_ID_AUTHORIZATION_FAILED)
-        transaction = _transaction(request, row["records"])
+        transaction = _transaction(request, *producer)
     return request.services.appends.add(topic, row["index"], row["records"], request.version, transaction)
 
 
-def _is_transactional(batch: memoryview | None) -> bool:
-    return batch is not None and len(batch) >= HEADER_BYTES and bool(batch[_ATTRIBUTES] & TRANSACTIONAL_BIT)
+def _transactional_producer(batch: memoryview | None) -> tuple[int, int] | None:
+    """Return the producer id and the epoch in the header of a transactional batch; None for other batches."""
+    if batch is None or len(batch) < HEADER_BYTES:
+        return None
+    header = HEADER_STRUCT.unpack_from(batch)
+    magic, attributes, producer_id, epoch = header[3], header[5], header[9], header[10]
+    return (producer_id, epoch) if magic == MAGIC and attributes & TRANSACTIONAL_BIT else None
 
 
-def _transaction(request: ServedRequest, batch: memoryview) -> ClientTransaction:
+def _transaction(request: ServedRequest, producer_id: int, epoch: int) -> ClientTransaction:
     from sparklog.serve.transactions import ClientTransaction, ProducerEpoch
 
     coordinator = request.services.transactions
     assert coordinator is not None
-    producer = ProducerEpoch(*_PRODUCER.unpack_from(batch, _PRODUCER_AT))
-    return ClientTransaction(coordinator, request.fields["transactionalId"], producer)
+    return ClientTransaction(coordinator, request.fields["transactionalId"], ProducerEpoch(producer_id, epoch))
 
 
 def _row(partition: int, response: Response) -> Fields:

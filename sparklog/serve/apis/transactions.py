@@ -54,13 +54,20 @@ async def add_partitions_to_txn(request: ServedRequest) -> Fields:
     fields = request.fields
     name = fields["v3AndBelowTransactionalId"]
     producer = ProducerEpoch(fields["v3AndBelowProducerId"], fields["v3AndBelowProducerEpoch"])
-    topics = fields["v3AndBelowTopics"]
-    polled = await request.services.run(request.services.log.poll_each, [topic["name"] for topic in topics])
+    topics, log = fields["v3AndBelowTopics"], request.services.log
+    unknown = {
+        topic["name"]
+        for topic in topics
+        if request.may(WRITE, topic["name"])
+        and not log.last_polled(topic["name"]).ends.keys() >= {*topic["partitions"]}
+    }
+    if unknown:
+        await request.services.run(log.poll_each, unknown)
 
     def code(topic: str, partition: int) -> Code:
         if not request.may(WRITE, topic):
             return Code.TOPIC_AUTHORIZATION_FAILED
-        return Code.NONE if partition in polled[topic].ends else Code.UNKNOWN_TOPIC_OR_PARTITION
+        return Code.NONE if partition in log.last_polled(topic).ends else Code.UNKNOWN_TOPIC_OR_PARTITION
 
     codes = {(topic["name"], number): code(topic["name"], number) for topic in topics for number in topic["partitions"]}
     try:

@@ -14,7 +14,7 @@ from sparklog.output import json_value
 ROOT, LOG, CHAIN, CHECKPOINT, STATE = "root", "commit", "chain", "checkpoint", "state"
 MISSING, SIZE, CHECKSUM, FOOTER, INDEX, CONTENT = "missing", "size", "checksum", "footer", "index", "content"
 TRANSACTION, GUARANTEE = "transaction", "promise"
-"""Kinds of findings. For journals, for example of groups and decisions, the kind is the `noun` of the `EntryKind`."""
+"""Kinds of findings. A finding in a journal, such as that of a group, has the `noun` of the `EntryKind` as its kind."""
 RESTORE = "restore the file from a backup"
 TWO_WINNERS = "if nobody changed the file, the store let two writers create it; check the store with sparklog doctor"
 RESTORE_BOTH = f"one of the two files is wrong, so restore both; {TWO_WINNERS}"
