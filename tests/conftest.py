@@ -12,6 +12,7 @@ from unittest import mock
 import pytest
 from hypothesis import HealthCheck, is_hypothesis_test, settings
 
+from sparklog.common.warned import forget_warnings
 from sparklog.log.state.configs import TopicConfigs
 from tests.fixture_data import fixture_tree
 from tests.kafka_tools import KafkaTools, Missing, find_tools
@@ -91,6 +92,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         if is_hypothesis_test(getattr(item, "obj", None)):
             item.add_marker("property")
     items.sort(key=lambda item: item.get_closest_marker("spark") is None)
+
+
+@pytest.fixture(autouse=True)
+def _forget_warnings() -> None:
+    """Let each test see the warnings that a process logs once, whatever ran before it."""
+    forget_warnings()
 
 
 @pytest.fixture

@@ -29,6 +29,7 @@ from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, NoReturn
 from zipimport import zipimporter
 
+from sparklog.common.warned import is_first_warning
 from sparklog.datasource.options import SinkOptions
 from sparklog.errors import NotFound, SparklogError
 from sparklog.opening import NOTHING, Location, open_log
@@ -45,14 +46,10 @@ def warn(message: str) -> None:
     logging.getLogger("sparklog").warning("sparklog: %s", message)
 
 
-_warned: set[str] = set()
-
-
 def warn_once(messages: Iterable[str]) -> None:
     """Log each warning once per process, because Spark creates readers and writers repeatedly."""
     for message in messages:
-        if message not in _warned:
-            _warned.add(message)
+        if is_first_warning("data source", message):
             warn(message)
 
 

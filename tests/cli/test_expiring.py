@@ -10,7 +10,6 @@ import pyarrow as pa
 import pytest
 
 import sparklog as package
-from sparklog.log.topic import expiring
 from tests.cli.conftest import Sparklog
 from tests.kafka.logs import batch as kafka_batch
 from tests.kafka.logs import write_partition
@@ -39,11 +38,6 @@ def log_dir(tmp_path: Path) -> Path:
     for name in ("keep-0", "gone-0"):
         write_partition(place, name, {0: kafka_batch(0, [b"a", b"b"])})
     return place
-
-
-@pytest.fixture(autouse=True)
-def _fresh_process(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(expiring, "_warned", set())
 
 
 @pytest.mark.parametrize(

@@ -59,8 +59,8 @@ def help_of(words: str, columns: int, monkeypatch: pytest.MonkeyPatch) -> str:
 def test_each_summary_fits_one_line(group: str, columns: int, monkeypatch: pytest.MonkeyPatch) -> None:
     shown, top = help_of(group, columns, monkeypatch), command_of(group)
     assert isinstance(top, Group)
-    for name in top.list_commands(Context(top)):
-        command = top.get_command(Context(top), name)
+    for name in top.list_commands(Context(top, **top.context_settings)):
+        command = top.get_command(Context(top, **top.context_settings), name)
         assert command is not None
         first = " ".join((command.help or "").partition("\n\n")[0].split())
         sentence = first.partition(". ")[0].removesuffix(".") + "."

@@ -45,7 +45,7 @@ def typed(parameter: Parameter, name: str) -> list[str]:
 
 def lines_that_break_rules(command: FunctionCommand) -> Iterator[tuple[list[str], str]]:
     """Yield command lines that break one rule each, and the expected error."""
-    parameters = command.get_params(Context(command))
+    parameters = command.get_params(Context(command, **command.context_settings))
     named = {name: parameter for parameter in parameters for name in names_of(parameter)}
 
     def more(names: list[str]) -> list[str]:

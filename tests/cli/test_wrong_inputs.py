@@ -151,7 +151,9 @@ def test_suggested_commands_and_options_exist() -> None:
         for words in advised.split(", or sparklog "):
             path = next(iter(re.findall(r"^[a-z][a-z -]*(?<! )(?= |$)", words)), "").partition(" --")[0]
             command = command_of(path.removesuffix(" sparklog").removesuffix(" crontab"))
-            names = {name for item in command.get_params(Context(command)) for name in item.opts}
+            names = {
+                name for item in command.get_params(Context(command, **command.context_settings)) for name in item.opts
+            }
             assert set(re.findall(r"--[a-z-]+", words)) <= names, advised
     for group, options in OPTIONS.items():
         known = options_below(group)
@@ -162,8 +164,12 @@ def test_suggested_commands_and_options_exist() -> None:
 def options_below(words: str) -> set[str]:
     """Return the options of a command, or of all commands of a group."""
     command = command_of(words)
-    names = {name for item in command.get_params(Context(command)) for name in (*item.opts, *item.secondary_opts)}
-    below = command.list_commands(Context(command)) if isinstance(command, Group) else []
+    names = {
+        name
+        for item in command.get_params(Context(command, **command.context_settings))
+        for name in (*item.opts, *item.secondary_opts)
+    }
+    below = command.list_commands(Context(command, **command.context_settings)) if isinstance(command, Group) else []
     return names.union(*(options_below(f"{words} {name}") for name in below))
 
 

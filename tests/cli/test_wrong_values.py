@@ -269,7 +269,9 @@ ANY = {("topics list", "TOPIC"), ("topics list", "--topic"), ("topics list", "--
 
 
 def cases(command: FunctionCommand, name: str, place: Path, seen: set[str]) -> Iterator[Case]:
-    parameters = [item for item in command.get_params(Context(command)) if item.expose_value]
+    parameters = [
+        item for item in command.get_params(Context(command, **command.context_settings)) if item.expose_value
+    ]
     named = {text: item for item in parameters for text in names_of(item)}
     rules = command.rules
     for parameter in parameters:
@@ -379,7 +381,7 @@ def test_an_empty_value_and_a_repeated_option_are_errors() -> None:
     """
     count = 0
     for command in every_command():
-        parameters = command.get_params(Context(command))
+        parameters = command.get_params(Context(command, **command.context_settings))
         may_be_blank = {option for option, rule in command.rules.items() if rule.may_be_blank}
         for parameter in parameters:
             if getattr(parameter, "is_flag", False) or not parameter.expose_value:

@@ -16,7 +16,7 @@ import pyarrow as pa
 import pytest
 from pyspark.sql import functions
 
-from sparklog.datasource import spark_versions, spark_workers
+from sparklog.datasource import spark_versions
 from sparklog.datasource.data_source import SparklogDataSource
 from sparklog.datasource.partitioned import _hasher
 from sparklog.datasource.read_task import ReadTask
@@ -115,7 +115,6 @@ def test_a_run_that_is_asked_before_it_plans_its_checkpoint(root: Path, monkeypa
 def test_a_limit_is_warned_of_and_an_error_comes_through(
     root: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(spark_workers, "_warned", set())
     with caplog.at_level(logging.WARNING):
         OldQuery(root, monkeypatch).latest()
         assert not caplog.messages
@@ -187,10 +186,7 @@ def test_rows_are_shuffled_by_hash_where_spark_has_nothing_better() -> None:
         ("5.0.0.dev0", "pyspark 5.0.0.dev0 is later than the releases"),
     ],
 )
-def test_an_untested_spark_warns(
-    version: str, expected: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    monkeypatch.setattr(spark_workers, "_warned", set())
+def test_an_untested_spark_warns(version: str, expected: str, caplog: pytest.LogCaptureFixture) -> None:
     try:
         check_version(version)
         shown = caplog.messages

@@ -213,9 +213,7 @@ def test_options_without_effect_warn(
     root: str,
     use: Callable[[str], object],
     warning: str,
-    monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    monkeypatch.setattr("sparklog.datasource.spark_workers._warned", set())
     use(root)
     assert warning.format(root=root) in caplog.text

@@ -15,7 +15,7 @@ def command_of(words: str) -> Command:
     command: Command | None = app
     for word in words.split():
         assert isinstance(command, Group)
-        command = command.get_command(Context(command), word)
+        command = command.get_command(Context(command, **command.context_settings), word)
     assert command is not None
     return command
 

@@ -24,6 +24,7 @@ from typing import Final, Literal
 import numpy as np
 import numpy.typing as npt
 
+from sparklog.common.warned import is_first_warning
 from sparklog.errors import BadRequest
 from sparklog.format.batch_scan import MAX_OFFSET
 from sparklog.format.batch_walk import Span, first_is_wrong
@@ -44,13 +45,9 @@ def log_skipped(skipped: Skipped) -> None:
     _LOG.warning("sparklog: %s", skipped)
 
 
-_warned: set[str] = set()
-
-
 def warn_once(message: str) -> None:
     """Log a warning only once per process, because views repeat the check."""
-    if message not in _warned:
-        _warned.add(message)
+    if is_first_warning("in-place reads", message):
         _LOG.warning("sparklog: %s", message)
 
 

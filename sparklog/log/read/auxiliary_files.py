@@ -8,12 +8,11 @@ from __future__ import annotations
 
 import logging
 
+from sparklog.common.warned import is_first_warning
 from sparklog.errors import NotFound, SparklogError
 from sparklog.storage.store import Store
 
 _LOG = logging.getLogger("sparklog.log")
-_warned: set[str] = set()
-"""Locations of the stores for which this process has logged the warning."""
 
 
 class Unreadable(Exception):  # noqa: N818
@@ -30,8 +29,7 @@ def read_auxiliary_file(store: Store, key: str, length: int | None = None) -> by
     except NotFound:
         return None
     except SparklogError as error:
-        if store.location not in _warned:
-            _warned.add(store.location)
+        if is_first_warning("unreadable auxiliary files", store.location):
             _LOG.warning(
                 "cannot read %s, so more data is read than necessary (logged once for all such files): %s", key, error
             )

@@ -9,6 +9,7 @@ import logging
 from collections.abc import Iterable, Mapping
 
 from sparklog.common.times import seconds_warning, span
+from sparklog.common.warned import is_first_warning
 from sparklog.log.state.configs import DEFAULT_CONFIG, TopicConfigs, canonical
 from sparklog.log.state.slices import FileSlices
 
@@ -21,8 +22,6 @@ SEVEN_DAYS = (
 )
 _LOG = logging.getLogger("sparklog.log")
 HOUR_MS = 3_600_000
-_warned: set[tuple[str, str]] = set()
-_warned_of_seconds: set[tuple[str, str]] = set()
 
 
 def default_expiry(configs: TopicConfigs) -> str | None:
@@ -40,8 +39,7 @@ def warn_of_short_retention(owner: str, changes: Mapping[str, object | None]) ->
     value = changes.get("retention.ms", changes.get("log.retention.ms"))
     if value is None or not 0 <= (period_ms := int(canonical("retention.ms", value))) < HOUR_MS:
         return
-    if (owner, str(value)) not in _warned_of_seconds:
-        _warned_of_seconds.add((owner, str(value)))
+    if is_first_warning("short retention", owner, str(value)):
         _LOG.warning(
             "%s: retention.ms=%s is in milliseconds: records expire %s after their timestamp, at the next"
             " sparklog retain; a day is 86400000",
@@ -66,13 +64,11 @@ def count_older(files: Iterable[FileSlices], before_ms: int) -> tuple[int, bool]
 
 def _warn_of_seconds(root_id: str, topic: str, files: Iterable[FileSlices]) -> None:
     """Warn if a record timestamp looks like seconds. Warns once per topic in this process."""
-    if (root_id, topic) in _warned_of_seconds:
-        return
     for time_ms in sorted({time_ms for file in files for time_ms in (*file.min_ts, *file.max_ts)}):
         warning = seconds_warning(f"a timestamp appended to topic {topic}", time_ms)
         if warning is not None:
-            _warned_of_seconds.add((root_id, topic))
-            _LOG.warning("%s", warning)
+            if is_first_warning("timestamps in seconds", root_id, topic):
+                _LOG.warning("%s", warning)
             return
 
 
@@ -87,10 +83,9 @@ def _warn_of_older(
     root_id: str, topic: str, configs: TopicConfigs, files: Iterable[FileSlices], before_ms: int
 ) -> None:
     """Warn about records older than `before_ms`. Warns once per topic in this process."""
-    if (root_id, topic) in _warned or not (older := count_older(files, before_ms))[0]:
+    count, exact = count_older(files, before_ms)
+    if not count or not is_first_warning("expired records", root_id, topic):
         return
-    count, exact = older
-    _warned.add((root_id, topic))
     how_many = f"{count} records are" if count > 1 else "a record is"
     _LOG.warning(
         "topic %s: %s%s older than retention.ms=%d and may be deleted by the next sparklog retain; to keep them:"

@@ -11,7 +11,7 @@ import sparklog
 from sparklog.errors import BadRequest, Corrupt, SparklogError, Unavailable
 from sparklog.format.key_filter import encode_filters
 from sparklog.log.journal.names import filter_path
-from sparklog.log.read import auxiliary_files, key_filters
+from sparklog.log.read import key_filters
 from sparklog.log.read.key_filters import key_filters_of
 from sparklog.log.state.slices import SliceFlag
 from sparklog.log.topic.cloning import clone_topic
@@ -61,7 +61,6 @@ def _keys(part: int) -> pa.Array:
 @pytest.fixture(autouse=True)
 def _empty_cache(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(key_filters, "cache", RecentlyUsed(key_filters._nbytes))
-    monkeypatch.setattr(auxiliary_files, "_warned", set())
 
 
 @pytest.fixture(params=["merged", "sealed", "cleaned"])

@@ -16,7 +16,6 @@ from sparklog.format.batch_scan import scan_headers
 from sparklog.format.record_batch import BatchHeaders
 from sparklog.format.segment_indexes import OffsetIndex, TimeIndex
 from sparklog.limits import Limits
-from sparklog.log.read import auxiliary_files
 from sparklog.log.state.view import TimestampOffset
 from sparklog.log.topic.topic import Topic
 from sparklog.testing.world import START_MS
@@ -155,7 +154,6 @@ def test_without_index_files_a_segment_is_read_from_its_start(segment: Segment, 
 def test_reads_work_with_unreadable_index_files(
     segment: Segment, suffix: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(auxiliary_files, "_warned", set())
     real = segment.place.store.get
 
     def get(key: str, start: int = 0, length: int | None = None) -> bytes:

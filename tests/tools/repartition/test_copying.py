@@ -160,7 +160,7 @@ class TestCopy:
         assert {("name", b"%d" % number) for number in range(320, 400)} <= names
 
     def test_topic_with_added_partitions_is_a_warning(self, caplog: pytest.LogCaptureFixture) -> None:
-        world = RepartitionWorld(2)
+        world = RepartitionWorld(2, {"retention.ms": "-1"})
         world.append()
         world.copy()
         assert not caplog.records
