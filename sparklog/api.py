@@ -191,7 +191,7 @@ def backup(
     Args:
         root: An open root, or its location.
         to: Directory of the backup repository, which is created if it does not exist.
-        topics: Names of topics. None: all topics.
+        topics: Names of topics, or None for all topics.
         link: Create hard links instead of copies on the same disk. Hard links protect against deletion, but not against
             corruption.
         keep: Number of latest backups to keep. Older backups are deleted afterwards.
@@ -247,7 +247,7 @@ def restore(
     Args:
         source: Directory of the backup repository, or a root.
         to: Location of the new root, which must be empty or must not exist.
-        topics: Names of topics. None: all topics.
+        topics: Names of topics, or None for all topics.
         number: Number of a backup. At most one of `number`, `version` and `time_ms` can be given.
         version: Version of the topic, if a single topic is restored.
         time_ms: Time to restore, in milliseconds since 1970.
@@ -340,7 +340,7 @@ def import_kafka(
     Args:
         root: An open root, or its location. If there is no root at the location, a root is created.
         log_dir: Log directory of a stopped broker, or a copy of a log directory. The directory is not changed.
-        topics: Names of topics. None: all topics except Kafka's internal topics.
+        topics: Names of topics, or None for all topics except Kafka's internal topics.
         configs: Configs to set on each topic. They override the configs in the metadata log of a KRaft broker.
         corrupt_records: As in `open_view`.
         open_transactions: How to handle transactions that are open in Kafka: `keep` leaves them open until a later
@@ -404,13 +404,13 @@ class ExportKeywords(TypedDict, total=False):
 
     # fmt: off
     partitions: Annotated[Sequence[int] | None, option(None,
-        "Partitions of each topic to export; None: all partitions.", NUMBERS)]
+        "Partitions of each topic to export, or None for all partitions.", NUMBERS)]
     start_ms: Annotated[int | None, option(None,
         "Start each partition at the first record at or after this time.", TIME)]
     end_ms: Annotated[int | None, option(None,
         "End each partition before the first record at or after this time.", TIME)]
     version: Annotated[int | None, option(None,
-        "Version of the topics; None: the version at `time_ms`, or the latest version.", NUMBER)]
+        "Version of the topics, or None for the version at `time_ms` or the latest version.", NUMBER)]
     time_ms: Annotated[int | None, option(None,
         "Time of the versions to export; it cannot be combined with `version`.", TIME)]
     groups: Annotated[Sequence[str] | Literal["all"] | None, option(None,

@@ -68,7 +68,7 @@ PATH = ValueType("a path or a URL", _is_path)
 LOCATION = ValueType("a path, a URL or a store", lambda value: _is_path(value) or isinstance(value, Store))
 INTEGER = ValueType("an integer", is_integer)
 NUMBER = int64(0)
-NUMBERS = ValueType("a list of numbers", lambda value: _is_list(value, is_integer))
+NUMBERS = ValueType("a list of integers", lambda value: _is_list(value, is_integer))
 TIME = ValueType("a time in milliseconds", lambda value: is_integer(value) and -INT64_MAX <= index(value) <= INT64_MAX)
 SECONDS = ValueType("a non-negative number of seconds", lambda value: is_real(value) and value >= 0)
 KEYS = ValueType(

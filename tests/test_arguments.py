@@ -428,7 +428,7 @@ def test_valid_arguments_are_accepted(place: Place) -> None:
     [
         (lambda p: sparklog.open(None), "location must be a path, a URL or a store, found None"),
         (lambda p: sparklog.open(b"/data"), "location must be a path, a URL or a store, found b'/data'"),
-        (lambda p: p.topic.scan(partitions=0), "partitions must be a list of numbers or None, found 0"),
+        (lambda p: p.topic.scan(partitions=0), "partitions must be a list of integers or None, found 0"),
         (lambda p: p.topic.scan(columns="value"), "columns must be a list of strings, found 'value'; use ['value']"),
         (lambda p: sparklog.compact(p.root, topics="t"), "topics must be a list of strings, found 't'; use ['t']"),
         (lambda p: p.topic.get(5), "key must be bytes or a string, found 5"),

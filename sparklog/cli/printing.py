@@ -1,6 +1,6 @@
 """Options for the format of printed records, and functions that print records."""
 
-# No `from __future__ import annotations`: see `sparklog.console.options`.
+# Do not import annotations from `__future__`: see `sparklog.console.options`.
 
 import sys
 from collections.abc import Callable, Iterator
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 Format = Literal["string", "short", "integer", "long", "float", "double", "json", "hex", "base64", "avro"]
-SCHEMA_HELP = "File with the Avro schema of {}. If a schema registry was used, give ID=FILE for each schema id."
+SCHEMA_HELP = "File with the Avro schema of {}. If a schema registry was used, specify ID=FILE for each schema id."
 
 
 @dataclass
@@ -74,7 +74,7 @@ def one_format(name: str | None, schemas: list[str] | None, part: str) -> "Value
         return open_format(name)
     if not schemas:
         raise BadParameter(
-            f"avro requires a schema: give --{part}-schema FILE, or ID=FILE", param_hint=f"'--{part}-format'"
+            f"avro requires a schema: specify --{part}-schema FILE, or ID=FILE", param_hint=f"'--{part}-format'"
         )
     parts = [schema.partition("=") for schema in schemas]
     framed = {

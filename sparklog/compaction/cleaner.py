@@ -22,7 +22,7 @@ The retained messages of formats v0 and v1 become batches of format v2. If they 
 delete horizon. The old formats have no delete horizons. Instead, a tombstone is dropped if its file was last modified
 at least `delete.retention.ms` before the file of the last clean segment.
 
-A pass needs memory for the map, for eight more bytes per key, and for windows of `span_bytes` of batches. If batches
+A pass requires memory for the map, eight more bytes per key, and windows of `span_bytes` bytes of batches. If batches
 are compressed, a window contains as many batches as decompress to about that size. The output is streamed. All data is
 validated before use: the CRC-32C of each batch and of the entire segment, and the order of the offsets, because the
 CRC-32C of a batch does not cover its offset.
@@ -177,7 +177,7 @@ class SegmentReader:
         except BadRequest:
             if len(headers) == 1:
                 raise
-            # Together, the batches decompress to more than one call accepts. The size of a single batch is limited.
+            # Together, the decompressed batches exceed the limit of one call. The size of a single batch is limited.
             half = len(headers) // 2
             yield from self._open(window, headers[:half], first)
             yield from self._open(window, headers[half:], first + half)

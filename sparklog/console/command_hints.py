@@ -108,12 +108,16 @@ empty for all commands.
 """
 
 ARGUMENTS = {
-    "topics delete": "give one topic, or --pattern 'A|B' with --execute",
-    "topics create": "give one topic",
-    "topics alter": "give one topic",
-    "configs alter": "give one topic, or --pattern 'A|B' with --execute, and set configs with --add-config NAME=VALUE",
-    "history": "give one topic",
-    **dict.fromkeys(("verify", "repair", "report", "metrics", "jobs", "doctor"), "give the root with --root LOCATION"),
+    "topics delete": "specify one topic, or --pattern 'A|B' with --execute",
+    "topics create": "specify one topic",
+    "topics alter": "specify one topic",
+    "configs alter": (
+        "specify one topic, or --pattern 'A|B' with --execute, and set configs with --add-config NAME=VALUE"
+    ),
+    "history": "specify one topic",
+    **dict.fromkeys(
+        ("verify", "repair", "report", "metrics", "jobs", "doctor"), "specify the root with --root LOCATION"
+    ),
 }
 """Maps a command to the hint that is printed if the command has too many arguments."""
 

@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from click import BadParameter, UsageError, get_current_context
 
+from sparklog.common.units import count
 from sparklog.errors import BadRequest, SparklogError
 
 if TYPE_CHECKING:
@@ -191,12 +192,12 @@ class OpenLocation:
             if self.failures:
                 raise self.failures[0]
             if len(names) != 1:
-                choice = f"give one of {', '.join(names)}" if names else "create a topic first"
-                raise BadParameter(f"expected a topic: {self.view.location} has {len(names)}; {choice}")
+                choice = f"specify one of {', '.join(names)}" if names else "create a topic first"
+                raise BadParameter(f"expected a topic: {self.view.location} has {count(len(names), 'topic')}; {choice}")
             return names[0]
         if self.topic is not None and name != self.topic:
             raise BadParameter(
-                f"{self.view.location} is the directory of topic {self.topic}, not of {name}: give the root instead"
+                f"{self.view.location} is the directory of topic {self.topic}, not of {name}: specify the root instead"
             )
         return name
 
@@ -242,7 +243,7 @@ def open_root_to_copy(path: str) -> Root:
         )
     if location.kind == TOPIC:
         raise BadRequest(
-            f"{location.path} is a topic directory, expected a root: give --root {shlex.quote(location.root)}, "
+            f"{location.path} is a topic directory, expected a root: specify --root {shlex.quote(location.root)}, "
             f"and --topic {location.topic} for only this topic"
         )
     return open_log(location)

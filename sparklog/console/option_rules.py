@@ -88,7 +88,7 @@ def check(rules: Mapping[str, Rule], context: click.Context) -> None:
     for option, rule in typed_rules:
         for name in rule.excludes:
             if name in named and _is_given(named[name], context, TYPED):
-                raise click.UsageError(f"give {option} or {name}, not both{rule.reason}", context)
+                raise click.UsageError(f"specify {option} or {name}, not both{rule.reason}", context)
     for option, rule in typed_rules:
         if rule.needs and not any(_is_given(named[name], context, (*TYPED, *PRESET)) for name in rule.needs):
             raise click.UsageError(f"{option} requires {' or '.join(rule.needs)}{rule.reason}", context)

@@ -194,7 +194,7 @@ class TopicOrPattern(OneTopic):
             if not re.fullmatch(r"[\w.-]*", self.name):
                 expected = f"expected a topic, found {self.name!r}"
                 raise BadParameter(
-                    f"{expected}: give a regular expression with --pattern, and --execute to make changes"
+                    f"{expected}: specify a regular expression with --pattern, and --execute to make changes"
                 )
             return [self.name]
         pattern = _regex(self.pattern, "--pattern")
@@ -366,7 +366,7 @@ class TopicChoice(Topics):
         names = comma_separated(self.topic_option)
         pattern = "|".join(names) if self.include is None and not all(map(is_topic_name, names)) else self.include
         if pattern is not None and self.topics:
-            raise BadParameter(f"give TOPIC or --topic {pattern!r}, not both: the pattern selects the topics")
+            raise BadParameter(f"specify TOPIC or --topic {pattern!r}, not both: the pattern selects the topics")
         return pattern
 
     @property

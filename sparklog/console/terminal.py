@@ -37,7 +37,7 @@ def warn(message: object) -> None:
     print("sparklog:", printable(" ".join(str(message).split())), file=sys.stderr)
 
 
-NO_BROKER = "there is no broker; give a root or a Kafka log directory with --root PATH"
+NO_BROKER = "there is no broker; specify a root or a Kafka log directory with --root PATH"
 BROKER_OPTIONS = {"--bootstrap-server", "--bootstrap-servers", "--bootstrap-controller", "--broker-list"}
 BROKER_OPTIONS |= {"--brokers", "--broker", "--zookeeper", "-b"}
 
@@ -48,7 +48,7 @@ def usage_line(error: Any) -> str:
     message = str(error.format_message())
     if context is not None and option in BROKER_OPTIONS:
         if context.command_path.endswith(" mirror"):
-            return f"{option}: give the cluster as kafka://HOST:PORT with --from or --to"
+            return f"{option}: specify the cluster as kafka://HOST:PORT with --from or --to"
         return f"{option}: {NO_BROKER}"
     is_group = context is not None and isinstance(context.command, Group)
     if is_group and option and (command := option.lstrip("-")) in context.command.list_commands(context):

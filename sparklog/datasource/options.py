@@ -154,7 +154,7 @@ class Options:
         wrong = sorted(n for n in self.given if _BY_NAME[n].used_by == WRITE and n not in LEVELS.values())
         if wrong:
             hint = "; name the topics to read with 'subscribe'" if wrong[0] == "topic" else ""
-            raise BadRequest(f"Option '{wrong[0]}' is for writing{hint}: remove it from this read")
+            raise BadRequest(f"Option '{wrong[0]}' applies only to writes{hint}: remove it from this read")
 
     def check_write(self) -> None:
         if self.table:
@@ -162,7 +162,7 @@ class Options:
         wrong = sorted(n for n in self.given if "write" not in _BY_NAME[n].used_by and n not in CLIENT_OPTIONS)
         if wrong:
             hint = "; name the topic to write with 'topic'" if wrong[0] in ("subscribe", "assign") else ""
-            raise BadRequest(f"Option '{wrong[0]}' is for reading{hint}: remove it from this write")
+            raise BadRequest(f"Option '{wrong[0]}' applies only to reads{hint}: remove it from this write")
 
     def idle(self, use: Literal["batch", "write"]) -> tuple[str, ...]:
         """Return warnings about options that have no effect in a batch read or a write."""
@@ -170,9 +170,12 @@ class Options:
             return ()
         options = [_BY_NAME[name] for name in sorted(self.given)]
         if use == "write":
-            wrong, what = [option for option in options if "write" not in option.used_by], "write: it is for reads"
+            wrong, what = [option for option in options if "write" not in option.used_by], "write: it applies only to reads"
         else:
-            wrong, what = [option for option in options if option.used_by == STREAM], "batch read: it is for streams"
+            wrong, what = (
+                [option for option in options if option.used_by == STREAM],
+                "batch read: it applies only to streams",
+            )
         return tuple(f"Option '{option.name}' has no effect in a {what}" for option in wrong)
 
     def check_batch_write(self) -> None:
@@ -182,7 +185,8 @@ class Options:
     def check_stream_write(self) -> None:
         if self.write.txn_version is not None:
             raise BadRequest(
-                "txnVersion is for batch writes, because the version of a stream is its batch id: remove txnVersion"
+                "txnVersion applies only to batch writes, because the version of a stream is its batch id: "
+                "remove txnVersion"
             )
 
     def check_batch_read(self) -> None:
@@ -190,9 +194,12 @@ class Options:
         if start is not None:
             if start.kind == "latest":
                 raise BadRequest(
-                    "startingOffsets=latest is for streams, because a batch that starts at the end reads nothing"
+                    "startingOffsets=latest applies only to streams, because a batch that starts at the end reads "
+                    "nothing"
                 )
-            _reject(start, LATEST, "latest (-1) is for streams: set the offset to start at, or -2 for earliest")
+            _reject(
+                start, LATEST, "latest (-1) applies only to streams: set the offset to start at, or -2 for earliest"
+            )
         if end is not None:
             if end.kind == "earliest":
                 raise BadRequest(
@@ -203,7 +210,8 @@ class Options:
     def check_stream_read(self) -> None:
         if self.read.end is not None:
             raise BadRequest(
-                f"Option '{self.read.end.option}' is for batch reads, because a stream has no end: remove the option"
+                f"Option '{self.read.end.option}' applies only to batch reads, because a stream has no end: "
+                "remove the option"
             )
 
 

@@ -253,7 +253,7 @@ def check_workers(spark: SparkSession) -> None:
             facts = {"error": f"{type(error).__name__}: {error}"}
         return json.dumps({"python": sys.executable, "host": socket.gethostname(), **facts})
 
-    describe_worker.__annotations__.clear()  # Spark would try to evaluate the annotations, and log a warning.
+    describe_worker.__annotations__.clear()  # Spark cannot evaluate the annotations, and would log a warning.
     remedy = (
         f"set PYSPARK_PYTHON to a Python with this sparklog (here {sys.executable}) before Spark starts, or call "
         "sparklog.configure(SparkSession.builder)"

@@ -144,7 +144,7 @@ def udf_of_keys(function: Callable[[pa.Array], pa.Array]) -> Any:
 
         return function(pa.array([value], pa.binary()))[0].as_py()
 
-    one.__annotations__.clear()  # Spark would try to evaluate the annotations, and log a warning.
+    one.__annotations__.clear()  # Spark cannot evaluate the annotations, and would log a warning.
     return F.udf(one, IntegerType(), useArrow=False)
 
 

@@ -36,12 +36,12 @@ def check_table(options: Options) -> None:
     bounds = [name for name in names if name.startswith(("starting", "ending"))]
     if bounds:
         raise BadRequest(
-            f"Option '{bounds[0]}' is for view=log, because a table is built from all records since the log start; for "
-            "an earlier state of the table, set 'asOfTimestamp' or 'asOfOffsets'"
+            f"Option '{bounds[0]}' applies only to view=log, because a table is built from all records since the log "
+            "start; for an earlier state of the table, set 'asOfTimestamp' or 'asOfOffsets'"
         )
     if options.read.max_records_per_partition is not None:
         raise BadRequest(
-            "Option 'maxRecordsPerPartition' is for view=log, because a table reads each partition in one task"
+            "Option 'maxRecordsPerPartition' applies only to view=log, because a table reads each partition in one task"
         )
     if options.read.isolation != ISOLATION_LEVELS[0]:
         raise BadRequest(f"view=table is built from committed records, like compaction: expected {ISOLATION_LEVELS[0]}")
@@ -53,8 +53,8 @@ def reject_table(options: Options) -> None:
     if options.read.is_table or names:
         name = "view=table" if options.read.is_table else names[0]
         raise BadRequest(
-            f"Option '{name}' is for batch reads, because a stream returns every record in order; keep the latest "
-            "record of each key in the query, or follow the table in Python: sparklog.table(...).follow()"
+            f"Option '{name}' applies only to batch reads, because a stream returns every record in order; keep the "
+            "latest record of each key in the query, or follow the table in Python: sparklog.table(...).follow()"
         )
 
 

@@ -38,7 +38,7 @@ class HashKey:
     def of(cls, secret: bytes) -> HashKey:
         """Create a hash key from 16 bytes, little-endian as in the algorithm.
 
-        Raises `BadRequest` for another length.
+        Raises `BadRequest` if `secret` has a different length.
         """
         if len(secret) != _WORDS.size:
             raise BadRequest(f"a hash key must have 16 bytes, found {len(secret)}")

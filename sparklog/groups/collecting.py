@@ -58,7 +58,7 @@ def collect_groups(
     Args:
         retention_ms: The time after which the offsets of an empty group expire.
         keep_ms: The minimum time to keep entries, as in `collect_entries`.
-        now_ms: The time by the store's clock; None: read the clock.
+        now_ms: The time by the store's clock. If None, the clock is read.
     """
     now_ms = root.store.now_ms() if now_ms is None else now_ms
     result = CollectedGroups()

@@ -72,7 +72,7 @@ class Group(GroupJournal):
         """Return the committed offsets of existing topics.
 
         Args:
-            failures: A list to which the errors of unreadable topics are added; None: raise the first error.
+            failures: A list to which the errors of unreadable topics are added. If None, the first error is raised.
         """
         offsets = self.state().offsets
         ids = self.topic_ids((item.topic for item in offsets), failures)
@@ -113,7 +113,7 @@ class Group(GroupJournal):
         Transactions that the previous owner has prepared but not committed are aborted.
 
         Args:
-            instance: An instance name for messages and listings; None: a random id.
+            instance: An instance name for messages and listings, or None for a random id.
             session_timeout_ms: The time since the owner's latest entry after which other members may join.
 
         Raises:

@@ -158,7 +158,7 @@ class GroupJournal:
     def stable(
         self, timeout_ms: int = STABLE_WAIT_MS, partitions: Collection[TopicPartition] | None = None
     ) -> GroupState:
-        """Wait until no offsets of these partitions (None: of any partition) are pending, and return the state.
+        """Wait until no offsets of these partitions (of all partitions if None) are pending, and return the state.
 
         Raises `Unavailable` if offsets are still pending after `timeout_ms`.
         """
@@ -197,7 +197,8 @@ class GroupJournal:
 
         Args:
             ids: The topic ids that the consumer has read from.
-            refresh: Refresh the topics, with a request for each topic; False: use the cached topic states.
+            refresh: If True, refresh the topics, which takes a request for each topic. If False, use the cached topic
+                states.
 
         Raises:
             NotFound: If a topic does not exist.

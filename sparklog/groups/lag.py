@@ -47,7 +47,7 @@ class Groups:
         """List the groups, with a few requests per group.
 
         Args:
-            failures: A list to which the errors of unreadable groups are added; None: raise the first error.
+            failures: A list to which the errors of unreadable groups are added. If None, the first error is raised.
 
         Returns:
             The sorted ids of the groups.
@@ -65,7 +65,7 @@ class Groups:
 
         Args:
             names: The ids of the groups.
-            failures: A list to which the errors of unreadable groups are added; None: raise the first error.
+            failures: A list to which the errors of unreadable groups are added. If None, the first error is raised.
 
         Returns:
             The description of each group: Kafka's name of its state, its generation, members and pending offsets.
@@ -132,12 +132,12 @@ def lag(
     first unread record cannot be read.
 
     Args:
-        groups: The ids of the groups; None: all groups.
+        groups: The ids of the groups, or None for all groups.
         seconds: Also compute the lag in seconds.
-        all_partitions: Also return partitions without a committed offset, for the topics of the group; None: only if
-            the group is active.
-        now_ms: The time that the ages of records refer to; None: the current time.
-        failures: A list to which read errors are added; None: raise the first error.
+        all_partitions: If True, also return partitions of the group's topics without a committed offset. If None,
+            return these partitions only if the group is active.
+        now_ms: The time that the ages of records refer to, or None for the current time.
+        failures: A list to which read errors are added. If None, the first error is raised.
     """
     opened = root.root if isinstance(root, RootView) else root
     names = Groups(opened).names(failures) if groups is None else list(dict.fromkeys(groups))

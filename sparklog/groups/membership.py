@@ -230,7 +230,7 @@ class Membership:
         self._write(lambda base: steps.commit(base, self.metadata, checked))
 
     def revoke(self, partitions: Partitions | None = None) -> None:
-        """Release partitions whose offsets have been committed (None: the revoked partitions)."""
+        """Release partitions whose offsets have been committed, or the revoked partitions if `partitions` is None."""
         revoked = self.member.revoked if partitions is None else partitions
         state = self._write(lambda base: steps.revoke(base, self.metadata, revoked))
         member = state.member(self.metadata.member_id)
@@ -289,7 +289,7 @@ class GroupConsumer(ABC):
     """A consumer that can commit its positions to its group as part of a transaction."""
 
     auto_commit_interval_ms: int | None
-    """Interval of automatic commits; None: the consumer commits only on request."""
+    """Interval of automatic commits, or None if the consumer commits only on request."""
 
     @property
     @abstractmethod

@@ -77,8 +77,9 @@ def plan_reset(
     """Plan a reset, sorted by topic and partition.
 
     Args:
-        topics: The partitions to reset of each topic (None: all partitions). None: the partitions in the file, or, like
-            Kafka's `--all-topics`, all partitions for which the group has offsets.
+        topics: The partitions to reset of each topic, where None stands for all partitions of the topic. If `topics` is
+            None, the partitions in the file are reset, or, like Kafka's `--all-topics`, all partitions for which the
+            group has offsets.
         now_ms: The current time, for `by-duration`.
 
     Raises:

@@ -107,7 +107,7 @@ def job(
 
 
 def spark_if_needed(name: str, settings: Settings) -> SparkIfNeeded:
-    """Return a runner that only starts Spark, as the application `sparklog <name>`, if there is enough work."""
+    """Return a runner that starts Spark only if there is enough work. Its application name is `sparklog <name>`."""
     # On a terminal, a status line shows the progress, and log lines would interfere with it.
     return SparkIfNeeded(f"sparklog {name}", lambda builder: sparklog.configure(builder), settings, quiet=on_terminal())
 

@@ -109,7 +109,7 @@ def check_local_table(path: str, environ: Mapping[str, str]) -> None:
 
 @contextmanager
 def delta_session(name: str, *, avro: bool = False) -> Iterator[SparkSession]:
-    # Spark would log the stack trace of a failed query, whose reason is in the last line of the job.
+    # Otherwise, Spark would log the stack trace of a failed query, although the job's last line contains the reason.
     with streaming_session(name, "FATAL", settings(os.environ, pyspark.__version__, avro=avro)) as spark:
         yield spark
 

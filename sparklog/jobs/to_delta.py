@@ -239,7 +239,7 @@ class ToDelta(delta.DeltaQuery):
         Option(
             metavar="DDL|[ID=]FILE",
             help="Columns of JSON values in DDL format, or the Avro schema file. If a schema registry was used,"
-            " give ID=FILE.",
+            " specify ID=FILE.",
         ),
     ] = None
     key_column_list: Annotated[

@@ -142,7 +142,8 @@ def settings_of(text: str, file: str, *, now_ms: int = 0) -> Settings:
             raise BadRequest(f"{file} line {entry.line}: {_unknown(entry.name)}")
     defaults: dict[str, str] = {}
     limits: dict[str, Any] = {}
-    # Reversed, so that the name with the highest rank is applied last and names with a lower rank are still validated.
+    # Iterate in reverse order, so that the name with the highest rank is applied last and names with a lower rank are
+    # still validated.
     for setting in reversed(PROPERTIES.values()):
         if setting.name not in entries:
             continue

@@ -244,7 +244,9 @@ def future_records(snapshot: Snapshot, settings: Settings) -> tuple[FutureRecord
 
 
 def _file_times(snapshot: Snapshot, slices: Slices) -> Callable[[Segment], int]:
-    """Return a function that returns the modification time of a segment's file. Missing files never expire by time."""
+    """Return a function that returns the modification time of a segment's file. The segment of a missing file never
+    expires because of its age.
+    """
 
     def modified_ms(segment: Segment) -> int:
         info = None

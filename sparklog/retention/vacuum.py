@@ -352,7 +352,7 @@ def _list_data_files(store: Store, topic: str, floor: int) -> tuple[list[plan.Li
             elif file.read_version < floor:
                 files.append(file)
             elif folder == APPEND_FOLDER:
-                # Names start with the read version, so all remaining files are younger.
+                # Names start with the read version, so all remaining files are newer.
                 break
     return files, foreign
 

@@ -291,6 +291,6 @@ def _is_referenced(root: RootContext, clone: str, topic_id: str, owner: str, set
     since = floor_version(history.commits, state.version, now_ms, delete_delay_ms(history, state, settings))
     versions = leased_versions(state, now_ms)
     if since < 0:
-        # The clone is so young that all of its versions may still be read.
+        # The clone is recent, so readers may still use any of its versions.
         return True
     return references_files_of(history, topic_id, owner, since, versions, state.version)

@@ -208,8 +208,8 @@ def _file(log: TopicLog, target: AppendTarget, by_partition: Mapping[int, Sequen
         slices.append(_slice(partition, by_partition[partition], data))
         parts += data
     if min([slice_.max_ts for slice_ in slices]) < 0 and not target.configs.log_append_time:
-        # Retention of records without timestamps is based on the append time, like a broker's on the segment's
-        # modification time.
+        # Retention uses the append time if a record has no timestamp, as a broker uses the modification time of the
+        # segment.
         now_ms = log.env.wall_ms()
         slices = [replace(slice_, max_ts=now_ms) if slice_.max_ts < 0 else slice_ for slice_ in slices]
     is_small = all(slice_.index is None for slice_ in slices)

@@ -60,8 +60,8 @@ class Connection:
         self.client = Client(*(("?",) if not peer else (f"{peer[0]}:{peer[1]}", peer[0])))
         self._must_log_in = services.options.users is not None
         """True until the client has logged in, if it has to log in."""
-        # Event loop times: the connection was opened, the latest request arrived, the request in progress started to
-        # arrive.
+        # Event loop times at which the connection was opened, the latest request arrived, and the request in progress
+        # started to arrive.
         self._connected = self._last = asyncio.get_running_loop().time()
         self._request_started: float | None = None
         self._produces: deque[tuple[ServedRequest, Produced, RequestBytes]] = deque()

@@ -210,8 +210,8 @@ class ServedLog:
     def record_at(self, topic: str, partition: int, time_ms: int | None, isolation: str) -> TimestampOffset | None:
         """Return the first record at or after `time_ms`, or the record with the largest timestamp if `time_ms` is None.
 
-        The largest timestamp is that of all records, whatever the isolation level. If no record has a timestamp, return
-        the first record, with timestamp -1, as a broker does.
+        The largest timestamp is the largest timestamp of all records, regardless of the isolation level. If no record
+        has a timestamp, return the first record, with timestamp -1, as a broker does.
         """
         with self._lock:
             is_largest = time_ms is None

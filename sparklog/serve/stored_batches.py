@@ -108,9 +108,9 @@ class StoredBatches:
     def read(self, position: FetchPosition, end: int, nbytes: int, *, at_least_one: bool) -> FetchedRecords:
         """Return batches from a position to offset `end`, up to `nbytes`.
 
-        If `at_least_one` is true, the first batch is returned whatever its size. Raises `NotFound` if the offsets have
-        been deleted, and `Corrupt` if the first batch is corrupt. If a later batch is corrupt, the result ends before
-        that batch, and the next fetch starts there.
+        If `at_least_one` is true, the first batch is returned regardless of its size. Raises `NotFound` if the offsets
+        have been deleted, and `Corrupt` if the first batch is corrupt. If a later batch is corrupt, the result ends
+        before that batch, and the next fetch starts there.
         """
         records = FetchedRecords(next=position.offset)
         aborted = list[AbortedTransactions]()

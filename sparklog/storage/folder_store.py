@@ -111,8 +111,8 @@ class FolderStore(Store):
             elif key > after and item.is_file and (existing is None or item.name in existing):
                 info = item.stat(key)
                 if info is None:
-                    # Either the file was deleted after the listing, like other files perhaps, or a cache hides its
-                    # name.
+                    # Either the file was deleted after the listing, or a cache hides its name. Other files may have
+                    # been deleted as well, so list again.
                     existing = {each.name for each in self._scan(folder, accepts)}
                     info = self._hidden(key) if item.name in existing else None
                 if info is not None:

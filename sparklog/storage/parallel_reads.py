@@ -83,7 +83,7 @@ def read_each(
 ) -> dict[str, R]:
     """Return the result of `read` for each name, like `map_requests`.
 
-    Errors are added to `failures`; None: raise the first error.
+    Errors are added to `failures`. If `failures` is None, the first error is raised.
     """
 
     def read_or_error(name: str) -> R | SparklogError:

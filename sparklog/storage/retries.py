@@ -23,7 +23,7 @@ FIRST_PAUSE_S = 0.1
 LONGEST_PAUSE_S = 5.0
 SETTLE_MS = 90_000
 """Maximum time for retries after failures and for hidden objects. Caches of network file systems last a minute."""
-_MAX_ATTEMPTS = 200  # more than fit into these times; ends the retries if the clock of a test stands still
+_MAX_ATTEMPTS = 200  # more attempts than these times allow; ends the retries if the clock of a test does not advance
 
 
 class Timer(Protocol):

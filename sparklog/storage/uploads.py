@@ -51,7 +51,7 @@ class Upload:
         self._key = key
         self._part_bytes = part_bytes
         self._pending: list[bytes] | None = []
-        """Data that has not been passed to the uploading thread; None: the writer is closed."""
+        """Data that has not been passed to the uploading thread, or None if the writer is closed."""
         self._pending_bytes = 0
         self._written = 0
         self._sender: _Sender | None = None

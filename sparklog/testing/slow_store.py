@@ -89,8 +89,9 @@ class SlowStore(WrapperStore):
     follows it.
 
     The body of a write is transferred before the effect, and the body of a read after the effect. A data object is sent
-    in one PUT when it is closed. A simulation can pass the `sleep` of its clock, which is called with seconds. Threads
-    may share the store. It can be pickled if `inner` and `sleep` can be pickled. A copy gets a new seed from `source`.
+    in one PUT when it is closed. `sleep` is called with a number of seconds, so a simulation can pass the `sleep` of
+    its clock. Threads may share the store. It can be pickled if `inner` and `sleep` can be pickled. A copy gets a new
+    seed from `source`.
     """
 
     def __init__(

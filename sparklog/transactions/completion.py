@@ -118,7 +118,8 @@ def visible_snapshot(topic: Topic) -> Snapshot:
 def recorded_everywhere(root: Root, state: Decisions, *, refresh: bool | None = None) -> set[int]:
     """Return the COMMITs that all of their participants have recorded.
 
-    If `refresh` is True, the latest states of the participants are read; None: only if there are many COMMITs.
+    If `refresh` is True, the latest states of the participants are read. If `refresh` is None, these states are read
+    only if there are many COMMITs.
     """
     refresh = len(state.commits) > FEW_COMMITS if refresh is None else refresh
     return {item.n for item in state.commits if _all_recorded(root, state.id, item, refresh)}
@@ -193,7 +194,8 @@ def collect(
 
     An entry or checkpoint is deleted if it is below the second latest readable checkpoint and seven days old. If a
     write has no transactional id, its journal is deleted once its topics have recorded its outcome and its latest entry
-    is seven days old. Ids that have been idle for longer than `expiration_ms` expire; None: ids do not expire.
+    is seven days old. Ids that have been idle for longer than `expiration_ms` expire. If `expiration_ms` is None, ids
+    do not expire.
     """
     now_ms = root.store.now_ms() if now_ms is None else now_ms
     done = CollectedDecisions()

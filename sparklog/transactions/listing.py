@@ -88,7 +88,8 @@ class PendingOffsets:
 
     group: str
     n: int
-    # None: undecided; otherwise readers see the outcome, and the next entry of the group records it
+    # None if the transaction is undecided. Otherwise, readers see the outcome, and the next entry of the group records
+    # it.
     committed: bool | None
     age_ms: int  # by the store's clock
     timeout_ms: int  # any process may abort the transaction after this time
@@ -116,7 +117,8 @@ class TransactionDescription:
 
 @dataclass(frozen=True, slots=True)
 class Aborted:
-    """The ended transactions: transaction `n` of the root (None: none) with its topics, and Kafka transactions.
+    """The ended transactions: transaction `n` of the root with its topics (None if there was no such transaction), and
+    Kafka transactions.
 
     If Kafka had decided to commit a Kafka transaction, it is committed.
     """
@@ -257,8 +259,8 @@ def _describe(root: Root, open_now: _Open, state: Decisions) -> TransactionDescr
 def _state_name(state: Decisions, is_open: bool, outcome: str | None, decided_by_kafka: AbstractSet[str | None]) -> str:
     """Return Kafka's name for the state of a transactional id.
 
-    `decided_by_kafka` contains Kafka's decisions (None: unknown) about the transactions that an import left open. These
-    transactions count as decided if Kafka's decision is known and the same for all of them.
+    `decided_by_kafka` contains Kafka's decisions (None if unknown) about the transactions that an import left open.
+    These transactions count as decided if Kafka's decision is known and the same for all of them.
     """
     if is_open:
         return ONGOING

@@ -83,7 +83,8 @@ def transactional(
         transactional_id: An id that is the same in every run of a program. A newer instance fences older instances.
         timeout_ms: Kafka's `transaction.timeout.ms`: the time after which other processes may abort an open
             transaction.
-        instance: An instance name, which several processes can share to act as one instance; None: a new instance.
+        instance: An instance name, which several processes can share to act as one instance, or None for a new
+            instance.
 
     Returns:
         A `TransactionalProducer`. Its method `begin()` begins a transaction.
@@ -291,7 +292,7 @@ class Transaction:
         Args:
             group: A consumer or another member, so that `commit` fails with `Fenced` if a newer member has joined; or
                 the name of a group, without fencing.
-            offsets: The next offset to read, by topic and partition; None: the positions of the consumer.
+            offsets: The next offset to read, by topic and partition, or None for the positions of the consumer.
 
         Raises:
             NotFound: If a topic does not exist.

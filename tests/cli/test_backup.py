@@ -147,7 +147,7 @@ def test_group_offsets_beyond_the_version_are_reset_to_the_end(
         (
             ("backup", "--to", "{new}", "--root", "{root}/orders"),
             1,
-            "is a topic directory, expected a root: give --root {root}, and",
+            "is a topic directory, expected a root: specify --root {root}, and",
         ),
         (("backup", "--to", "{root}/orders/place"), 1, "is inside the root {root}, and roots cannot be nested"),
         (("restore", "{root}", "--to", "{place}/new"), 1, "is inside the backup repository {place}"),

@@ -140,7 +140,7 @@ def test_a_truncated_file_is_a_one_line_error(sparklog: Sparklog, folder: Path, 
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        ((), "expected files: give PATH or --files"),
+        ((), "expected files: specify PATH or --files"),
         (("missing/file.log",), "does not exist"),
         (("missing.log",), "does not exist"),
         (("--files", LOG, "--key-decoder", "avro"), "choose one of string, int, long"),

@@ -65,7 +65,7 @@ def test_get_of_a_tombstone_and_of_a_missing_key(sparklog: Sparklog) -> None:
     assert len(missing.err.splitlines()) == 1
     for arguments, code, says in (
         (("-k", "a", "-p", 7), 1, "0, 1, 2, found 7"),
-        (("-k", "a", "-p", 0, "--all-partitions"), 2, "give --all-partitions or --partition, not both"),
+        (("-k", "a", "-p", 0, "--all-partitions"), 2, "specify --all-partitions or --partition, not both"),
         (("-k", "x", "--key-format", "long"), 1, "the key: expected a long, found 'x'"),
     ):
         assert says in sparklog("get", "t", *arguments, code=code).err

@@ -208,13 +208,13 @@ def test_delete_offsets_and_delete_group(sparklog: Sparklog, root: Path, member:
 @pytest.mark.parametrize(
     ("arguments", "complaint"),
     [
-        (("reset", "billing"), "give exactly one of --to-earliest"),
+        (("reset", "billing"), "specify exactly one of --to-earliest"),
         (("reset", "billing", "--to-earliest", "--to-offset", "3"), "found 2"),
-        (("reset", "billing", "--to-earliest", "--execute", "--dry-run"), "give --execute or --dry-run, not both"),
+        (("reset", "billing", "--to-earliest", "--execute", "--dry-run"), "specify --execute or --dry-run, not both"),
         (("reset", "billing", "--to-earliest", "--topic", "a:x"), "expected TOPIC or TOPIC:0,1, found 'a:x'"),
-        (("reset", "billing", "--to-earliest", "--topic", "a", "--all-topics"), "give --all-topics or --topic"),
-        (("describe",), "give group names, or --all-groups"),
-        (("delete-offsets", "billing"), "give at least one --topic"),
+        (("reset", "billing", "--to-earliest", "--topic", "a", "--all-topics"), "specify --all-topics or --topic"),
+        (("describe",), "specify group names, or --all-groups"),
+        (("delete-offsets", "billing"), "specify at least one --topic"),
     ],
 )
 def test_wrong_usage_is_reported(

@@ -62,10 +62,10 @@ def test_jobs_shows_runs_in_progress(sparklog: Sparklog, filled: Path) -> None:
 def test_jobs_rejects_kafka_directories_and_backups(sparklog: Sparklog, filled: Path, tmp_path: Path) -> None:
     backups = tmp_path / "backups"
     library.backup(filled, backups)
-    assert "which has no sparklog jobs: give a root" in sparklog("jobs", "--root", backups, code=1).err
+    assert "which has no sparklog jobs: specify a root" in sparklog("jobs", "--root", backups, code=1).err
     assert "sparklog_job_" not in sparklog("metrics", "--root", backups).out
     assert check_jobs(library.open(backups)) == []
-    assert "which has no sparklog jobs: give a root" in sparklog("jobs", "--root", KAFKA, code=1).err
+    assert "which has no sparklog jobs: specify a root" in sparklog("jobs", "--root", KAFKA, code=1).err
     assert "topic 'none' does not exist" in sparklog("jobs", "--topic", "none", code=1).err
 
 
@@ -86,8 +86,8 @@ def test_doctor_fails_if_a_job_is_overdue(sparklog: Sparklog, filled: Path) -> N
         (["--max-age", "3"], "expected a period such as 90s, 45m, 3h or 2d, found '3'"),
         (["--max-age", "h"], "found 'h'"),
         (["--max-age", "-3h"], "found '-3h'"),
-        (["--max-age", "3h", "--cost"], "give --cost or --max-age, not both"),
-        (["--max-age", "3h", "--store", "/tmp"], "give --max-age or --store, not both"),
+        (["--max-age", "3h", "--cost"], "specify --cost or --max-age, not both"),
+        (["--max-age", "3h", "--store", "/tmp"], "specify --max-age or --store, not both"),
     ],
 )
 def test_invalid_ages_are_errors(sparklog: Sparklog, words: list[str], line: str) -> None:
@@ -103,4 +103,4 @@ def test_describe_fails_if_the_lag_exceeds_the_maximum(sparklog: Sparklog, fille
     as_json = sparklog("groups", "describe", "--all-groups", "--max-lag", 1, "--json", code=1)
     assert json.loads(as_json.out)[0]["lag"] == 2
     wrong = sparklog("groups", "describe", "billing", "--state", "--max-lag", 1, code=2)
-    assert "give --max-lag or --state, not both" in wrong.err
+    assert "specify --max-lag or --state, not both" in wrong.err

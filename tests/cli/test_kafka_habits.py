@@ -106,7 +106,7 @@ def test_a_replication_factor_is_accepted(sparklog: Sparklog, root: Path) -> Non
     assert library.open(root).topic("one").describe().partitions[-1].partition == 1
 
 
-NO_BROKER = "there is no broker; give a root or a Kafka log directory with --root PATH"
+NO_BROKER = "there is no broker; specify a root or a Kafka log directory with --root PATH"
 ONCE = "omit one"
 
 
@@ -125,7 +125,7 @@ ONCE = "omit one"
         ("restore --to /d", "expected PATH as an argument or --from, found none"),
         ("--zookeeper z:2181 topics list", f"--zookeeper: {NO_BROKER}"),
         ("consume orders -b a:1", f"-b: {NO_BROKER}"),
-        ("mirror --bootstrap-server a:1", "give the cluster as kafka://HOST:PORT with --from or --to"),
+        ("mirror --bootstrap-server a:1", "specify the cluster as kafka://HOST:PORT with --from or --to"),
         ("transactions --list", "--list is a command: use "),
         ("topics create a -p x", "expected an integer of at least 1, found 'x'"),
         ("topics create a -p 0", "expected an integer of at least 1, found '0'"),
@@ -139,18 +139,18 @@ ONCE = "omit one"
         (f"groups reset g --to-offset {2**63}", f"expected an integer of at least 0, found '{2**63}'"),
         ("produce a --compression brotli", "'brotli' is not one of 'none', 'gzip', 'snappy', 'lz4', 'zstd'"),
         ("consume orders -f '%k\\n'", "expected a topic, found '%k\\\\n': use --format to give a format"),
-        ("consume orders --format %k --json", "give --format or --json, not both"),
-        ("consume orders --include x", "give --include or TOPIC, not both"),
+        ("consume orders --format %k --json", "specify --format or --json, not both"),
+        ("consume orders --include x", "specify --include or TOPIC, not both"),
         ("consume --include 'x('", "expected a regular expression, found 'x('"),
         ("consume orders --to-offset 3", "--to-offset requires --partition"),
-        ("consume orders --key a --group g", "give --group or --key, not both: a group reads all records"),
+        ("consume orders --key a --group g", "specify --group or --key, not both: a group reads all records"),
         ("consume orders --all-partitions", "--all-partitions requires --key"),
-        ("consume orders --key a -p 0 --all-partitions", "give --all-partitions or --partition, not both"),
-        ("consume orders -p 0 --to-offset 3 --to-timestamp 9", "give --to-offset or --to-timestamp, not both"),
-        ("consume orders --to-timestamp 9 -f", "give --to-timestamp or --follow, not both"),
+        ("consume orders --key a -p 0 --all-partitions", "specify --all-partitions or --partition, not both"),
+        ("consume orders -p 0 --to-offset 3 --to-timestamp 9", "specify --to-offset or --to-timestamp, not both"),
+        ("consume orders --to-timestamp 9 -f", "specify --to-timestamp or --follow, not both"),
         ("consume orders --to-timestamp noon", "'--to-timestamp'"),
-        ("consume orders --group g -p 0", "give --group or --partition, not both"),
-        ("consume orders --group g -o latest", "give --group or --offset, not both"),
+        ("consume orders --group g -p 0", "specify --group or --partition, not both"),
+        ("consume orders --group g -o latest", "specify --group or --offset, not both"),
     ],
 )  # fmt: skip
 def test_wrong_usage_is_one_line(sparklog: Sparklog, place: Path, line: str, says: str) -> None:

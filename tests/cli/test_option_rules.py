@@ -58,7 +58,7 @@ def lines_that_break_rules(command: FunctionCommand) -> Iterator[tuple[list[str]
         needed = [names for item in parameters if item.required and item is not own for names in names_of(item)[:1]]
         line = typed(own, name)
         for other in rule.excludes:
-            yield [*line, *more([*needed, other])], f"give {name} or {other}, not both"
+            yield [*line, *more([*needed, other])], f"specify {name} or {other}, not both"
         if rule.needs:
             assert all(item in named for item in rule.needs)
             yield [*line, *more(needed)], f"{name} requires {rule.needs[0]}"
@@ -78,27 +78,27 @@ def test_every_rule_of_every_command_holds() -> None:
 @pytest.mark.parametrize(
     ("line", "says"),
     [
-        ("serve {root} --memory", "give --memory or LOCATION, not both: --memory serves an empty root in memory, "),
-        ("serve --memory --backup 3", "give --memory or --backup, not both"),
+        ("serve {root} --memory", "specify --memory or LOCATION, not both: --memory serves an empty root in memory, "),
+        ("serve --memory --backup 3", "specify --memory or --backup, not both"),
         ("serve {root} --tls-cert c.pem", "--tls-cert requires --tls-key"),
         ("serve {root} --listen PLAINTEXT://127.0.0.1:9", "expected HOST:PORT without PLAINTEXT://"),
         ("serve {root} --listen nosuch.invalid:9", "'--listen': cannot resolve 'nosuch.invalid'"),
         ("serve {root} --listen 127.0.0.1:9 --advertise a:9,127.0.0.1:9", "found a:9: put 127.0.0.1:9 first"),
         ("metrics --output json", "metrics prints the Prometheus text format, found 'json': use --output-file FILE"),
-        ("metrics -o {root}/a --output {root}/b", "give --output or --output-file, not both"),
+        ("metrics -o {root}/a --output {root}/b", "specify --output or --output-file, not both"),
         ("doctor --rate 5", "--rate requires --cost"),
         ("doctor --max-age 3h", "--max-age requires --root"),
-        ("topics list --output csv --json", "give --json or --output, not both"),
+        ("topics list --output csv --json", "specify --json or --output, not both"),
         ("consume t --timeout-ms 100", "--timeout-ms requires --follow or --group"),
         (
             "consume t --from-timestamp 2026-01-01 --to-timestamp 2025-01-01",
             "--from-timestamp 2026-01-01 is after --to-timestamp 2025-01-01",
         ),
         ("consume t -p 0 -o 9 --to-offset 3", "--offset 9 is after --to-offset 3"),
-        ("repair {root} --root {root}", "give LOCATION or --root, not both"),
-        ("groups describe g --state --members", "give --members or --state, not both"),
-        ("backup --to {root} --list --prune --keep 1", "give --list or --prune, not both"),
-        ("import --from-server-properties f --no-groups", "give --from-server-properties or --no-groups, not both"),
+        ("repair {root} --root {root}", "specify LOCATION or --root, not both"),
+        ("groups describe g --state --members", "specify --members or --state, not both"),
+        ("backup --to {root} --list --prune --keep 1", "specify --list or --prune, not both"),
+        ("import --from-server-properties f --no-groups", "specify --from-server-properties or --no-groups, not both"),
     ],
 )
 def test_ignored_options_are_errors(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, line: str, says: str) -> None:

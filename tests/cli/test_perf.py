@@ -115,8 +115,8 @@ def test_perf_consume_counts_records_like_kafka(sparklog: Sparklog, root: Path) 
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (("--record-size", 5, "--payload-monotonic"), "give one of --record-size, --payload-file"),
-        ((), "give one of --record-size, --payload-file"),
+        (("--record-size", 5, "--payload-monotonic"), "specify one of --record-size, --payload-file"),
+        ((), "specify one of --record-size, --payload-file"),
         (("--record-size", 5, "--producer-props", "lingerms=5"), "expected NAME=VALUE with one of the names"),
         (
             ("--record-size", 5, "--producer-props", "linger.ms=x"),

@@ -84,7 +84,7 @@ def test_report_of_a_kafka_directory(sparklog: Sparklog, page: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "code", "says"),
     [
-        ((), 2, "expected an output: give --html FILE or --json"),
+        ((), 2, "expected an output: specify --html FILE or --json"),
         (("--json", "--topic", "ordres"), 1, "orders"),
         (("--json", "--now", "noon"), 2, "'--now'"),
         (

@@ -117,10 +117,10 @@ def test_dry_run_changes_nothing_and_prints_the_same_json(sparklog: Sparklog, lo
         ((*ALTER, "num.partitions=0"), 1, "num.partitions must be an integer from 1 to 100000"),
         ((*ALTER, "retention.ms=1", "--pattern", "a("), 1, "'a(' is not a regular expression"),
         ((*ALTER, "log.segment.delete.delay.ms=1"), 1, "or use force"),
-        ((*ALTER, "num.partitions=1", "--topic", "t"), 2, "give --root-defaults or --topic, not both"),
-        ((*DESCRIBE, "t"), 2, "give --root-defaults or TOPIC, not both"),
+        ((*ALTER, "num.partitions=1", "--topic", "t"), 2, "specify --root-defaults or --topic, not both"),
+        ((*DESCRIBE, "t"), 2, "specify --root-defaults or TOPIC, not both"),
         (("import",), 2, "expected the PATH of a log directory or --from-server-properties"),
-        (("import", "/x", "--from-server-properties", "/y"), 2, "give --from-server-properties or PATH, not both"),
+        (("import", "/x", "--from-server-properties", "/y"), 2, "specify --from-server-properties or PATH, not both"),
         (("import", "--from-server-properties", "/no/such"), 1, "check --from-server-properties"),
     ],
 )

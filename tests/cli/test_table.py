@@ -38,7 +38,7 @@ def test_table_as_of_a_time_or_offsets(sparklog: Sparklog) -> None:
     ("arguments", "code", "says"),
     [
         (("--as-of", "noon"), 2, "expected milliseconds or a time such as"),
-        (("--as-of", "1", "--as-of-offsets", '{"0":1}'), 2, "give --as-of-offsets or --as-of, not both"),
+        (("--as-of", "1", "--as-of-offsets", '{"0":1}'), 2, "specify --as-of-offsets or --as-of, not both"),
         (("--as-of-offsets", "5"), 2, "expected JSON such as {\"0\":23}, found '5'"),
         (("--as-of-offsets", '{"t":{"0":5}}'), 2, "expected JSON such as"),
         (("--as-of-offsets", '{"x":5}'), 2, "expected JSON such as"),

@@ -129,11 +129,11 @@ def test_disabled_auto_creation_suggests_topics_create(tmp_path: Path) -> None:
         ("consume orders --max-mesages 3", "Did you mean '--max-messages'?"),
         ("consume orders --colour", "No such option '--colour'. (see"),
         ("topics alter orders --partitions 5 --config a=b", "`sparklog configs alter TOPIC --add-config"),
-        ("topics delete orders clicks", "give one topic, or --pattern 'A|B' with --execute"),
+        ("topics delete orders clicks", "specify one topic, or --pattern 'A|B' with --execute"),
         ("configs alter orders retention.ms=5", "and set configs with --add-config NAME=VALUE"),
-        ("verify {r}", "give the root with --root LOCATION"),
+        ("verify {r}", "specify the root with --root LOCATION"),
         ("produce orders -P", "Kcat's modes are commands"),
-        ("serve {r} --root {r}", "give --root or LOCATION, not both"),
+        ("serve {r} --root {r}", "specify --root or LOCATION, not both"),
     ],
 )
 def test_options_of_other_tools_get_a_hint(place: Path, line: str, says: str) -> None:
@@ -263,7 +263,7 @@ def test_command_lines_of_older_guides_run_as_pasted(sparklog: Sparklog, root: P
 def test_broker_options_without_a_root_suggest_root(command: str, option: str) -> None:
     result = invoke([*command.split(), option, "a:1"], {"SPARKLOG_ROOT": None})
     assert (result.exit_code, result.stdout) == (2, "")
-    assert f"{option}: there is no broker; give a root" in result.stderr
+    assert f"{option}: there is no broker; specify a root" in result.stderr
 
 
 def test_consume_filters_by_headers(sparklog: Sparklog, root: Path) -> None:

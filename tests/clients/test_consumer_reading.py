@@ -87,7 +87,7 @@ def test_a_consumer_without_a_group(place: Place) -> None:
         if not consumer.topics:
             consumer.assign({"a": [0]})
         assert everything(consumer) == ["1"]
-        with pytest.raises(BadRequest, match="cannot commit offsets: give a group"):
+        with pytest.raises(BadRequest, match="cannot commit offsets: specify a group"):
             consumer.commit()
         with pytest.raises(BadRequest, match="has no group"):
             consumer.committed()
@@ -120,7 +120,7 @@ def test_a_subscription_can_be_replaced_and_removed(place: Place) -> None:
     consumer.assign({"c": [0]})
     assert everything(consumer) == []
     assert len(noted.calls) == 4
-    with pytest.raises(BadRequest, match="a listener requires a subscription: give topics or a pattern"):
+    with pytest.raises(BadRequest, match="a listener requires a subscription: specify topics or a pattern"):
         reader(place, listener=noted)
 
 

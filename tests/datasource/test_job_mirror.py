@@ -73,7 +73,7 @@ def test_options_of_a_command_line(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("given", "says"),
     [
-        (["--topics", "a", "--pattern", "b"], "give --pattern or --topics, not both"),
+        (["--topics", "a", "--pattern", "b"], "specify --pattern or --topics, not both"),
         ([], "--topics"),
         (["--topics", " ,"], "Invalid value for '--topics'"),
         (["--pattern", "("], "not a regular expression"),

@@ -133,7 +133,7 @@ def test_how_long_a_transaction_may_stay_open() -> None:
     assert parse_options({}).write.transaction_timeout_ms == 60_000
     for name in ("transaction.timeout.ms", "kafka.transaction.timeout.ms"):
         assert parse_options({name: "5000"}).write.transaction_timeout_ms == 5000
-        assert "for writing" in message({name: "5000"}, "check_read")
+        assert "only to writes" in message({name: "5000"}, "check_read")
     assert parse_options({"transaction.timeout.ms": "86400000"}).write.transaction_timeout_ms == 86_400_000
     assert message({"transaction.timeout.ms": "86400001"}) == (
         "Option 'transaction.timeout.ms' must be an integer from 1 to 86400000, found '86400001'"
@@ -247,8 +247,10 @@ def test_a_mistake_is_a_one_line_error(options: dict[str, str], expected: str) -
 
 
 def test_options_of_reads_and_of_writes() -> None:
-    assert "latest is for streams" in message({"startingoffsets": "latest"}, "check_batch_read")
-    assert "a-1: latest (-1) is for streams" in message({"startingoffsets": '{"a":{"0":1,"1":-1}}'}, "check_batch_read")
+    assert "latest applies only to streams" in message({"startingoffsets": "latest"}, "check_batch_read")
+    assert "a-1: latest (-1) applies only to streams" in message(
+        {"startingoffsets": '{"a":{"0":1,"1":-1}}'}, "check_batch_read"
+    )
     assert "reads nothing" in message({"endingoffsets": "earliest"}, "check_batch_read")
     assert "a-0: earliest (-2)" in message({"endingoffsets": '{"a":{"0":-2}}'}, "check_batch_read")
     assert "a stream has no end" in message({"endingtimestamp": "1"}, "check_stream_read")
@@ -268,7 +270,7 @@ def test_options_of_reads_and_of_writes() -> None:
         (
             "batch",
             {"maxoffsetspertrigger": "5"},
-            "'maxOffsetsPerTrigger' has no effect in a batch read: it is for streams",
+            "'maxOffsetsPerTrigger' has no effect in a batch read: it applies only to streams",
         ),
         ("batch", {"minpartitions": "5", "failondataloss": "false"}, None),
         ("write", {"kafka.isolation.level": "read_committed"}, "'kafka.isolation.level' has no effect in a write"),

@@ -114,7 +114,7 @@ def test_streams(spark: SparkSession, root: str, tmp_path: Path) -> None:
         finally:
             query.stop()
 
-    assert "Option 'endingOffsets' is for batch reads" in line(
+    assert "Option 'endingOffsets' applies only to batch reads" in line(
         lambda: start(subscribe="orders", endingOffsets="latest")
     )
     assert "There is no topic 'nope'" in line(lambda: start(subscribe="nope"))

@@ -120,7 +120,7 @@ def test_a_limit_is_warned_of_and_an_error_comes_through(
         assert not caplog.messages
         OldQuery(root, monkeypatch, maxBytesPerTrigger="100").latest()
     assert "does not report the trigger of a query" in caplog.text
-    with pytest.raises(Exception, match="is for batch reads, because a stream has no end"):
+    with pytest.raises(Exception, match="applies only to batch reads, because a stream has no end"):
         OldQuery(root, monkeypatch, endingOffsets="latest").latest()
 
 

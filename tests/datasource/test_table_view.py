@@ -110,8 +110,8 @@ def test_a_topic_deleted_after_listing_is_skipped(root: Root, view: str, monkeyp
         ({"asOfOffsets": '{"t":{"0":1}}'}, BadRequest, "asOfOffsets must contain each partition that is read; missing"),
         ({"asOfOffsets": '{"t":{"0":1,"1":1,"7":1}}'}, BadRequest, "asOfOffsets contains partitions that are not read"),
         ({"asOfOffsets": '{"t":{"0":9,"1":1}}'}, NotFound, "offset 9 of t-0 is out of range: expected 0 to 4"),
-        ({"startingOffsets": "earliest"}, BadRequest, "Option 'startingOffsets' is for view=log"),
-        ({"endingTimestamp": "1700000000000"}, BadRequest, "Option 'endingTimestamp' is for view=log"),
+        ({"startingOffsets": "earliest"}, BadRequest, "Option 'startingOffsets' applies only to view=log"),
+        ({"endingTimestamp": "1700000000000"}, BadRequest, "Option 'endingTimestamp' applies only to view=log"),
         ({"maxRecordsPerPartition": "5"}, BadRequest, "a table reads each partition in one task"),
         ({"kafka.isolation.level": "read_uncommitted"}, BadRequest, "view=table is built from committed records"),
         ({"subscribe": "nothing"}, NotFound, "There is no topic 'nothing'"),
@@ -133,6 +133,6 @@ def test_a_stream_rejects_table_options(root: Root, options: dict[str, str]) -> 
     reader = source.streamReader(schema())
     assert isinstance(reader, FailingStreamReader)
     with pytest.raises(
-        Exception, match=f"Option '{next(iter(options))}.*' is for batch reads, because a stream returns every"
+        Exception, match=f"Option '{next(iter(options))}.*' applies only to batch reads, because a stream returns every"
     ):
         reader.initialOffset()

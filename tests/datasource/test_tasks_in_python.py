@@ -557,7 +557,7 @@ def test_an_invalid_key_is_an_error_before_a_topic_is_created(tmp_path: Path) ->
     options = {"path": str(root), "topic": "t", "txnappid": "a"}
     with pytest.raises(Exception, match="txnAppId is set without txnVersion"):
         SparklogDataSource(options).writer(schema, False)
-    with pytest.raises(Exception, match="txnVersion is for batch writes"):
+    with pytest.raises(Exception, match="txnVersion applies only to batch writes"):
         SparklogDataSource({**options, "txnversion": "1"}).streamWriter(schema, False)
     assert not root.exists()
 

@@ -82,7 +82,10 @@ def plan(path: str, schema: StructType = KEYS, **options: str) -> Any:
                 "'subscribePattern'"
             ),
         ),
-        ({"topic": "orders"}, "[SPARKLOG_BAD_REQUEST]: Option 'topic' is for writing; name the topics to read with"),
+        (
+            {"topic": "orders"},
+            "[SPARKLOG_BAD_REQUEST]: Option 'topic' applies only to writes; name the topics to read with",
+        ),
     ],
 )
 def test_options_are_checked_at_load(root: str, options: dict[str, str], expected: str) -> None:
@@ -126,7 +129,7 @@ def test_missing_topic_options_are_reported_at_load(root: str) -> None:
             {"subscribe": "orders", "startingOffsets": '{"orders":{"1":0}}'},
             "startingOffsets contains partitions that are not read: orders-1",
         ),
-        ({"subscribe": "orders", "startingOffsets": "latest"}, "startingOffsets=latest is for streams"),
+        ({"subscribe": "orders", "startingOffsets": "latest"}, "startingOffsets=latest applies only to streams"),
     ],
 )
 def test_missing_topics_partitions_and_offsets_are_errors(root: str, options: dict[str, str], expected: str) -> None:
@@ -201,7 +204,7 @@ def test_the_folder_of_a_far_partition_costs_no_memory() -> None:
         ),
         (
             lambda root: plan(root, subscribe="orders", maxOffsetsPerTrigger="10"),
-            "Option 'maxOffsetsPerTrigger' has no effect in a batch read: it is for streams",
+            "Option 'maxOffsetsPerTrigger' has no effect in a batch read: it applies only to streams",
         ),
         (
             lambda root: source(root, topic="orders", checkpointLocation="/c").writer(VALUE, overwrite=False),

@@ -105,7 +105,7 @@ def backup(
         dropped = prune(target, keep=backups.keep, keep_ms=backups.keep_ms, dry_run=dry_run)
         return Output.from_lines(json_value(dropped) | {"dryRun": dry_run}, _shown_pruned(dropped, dry_run))
     if root is None:
-        raise BadParameter("expected a root: give --root or set SPARKLOG_ROOT", param_hint="'--root'")
+        raise BadParameter("expected a root: specify --root or set SPARKLOG_ROOT", param_hint="'--root'")
     topics = opt.topic_names(topic) or None
     opened = open_root_to_copy(root)
     if dry_run:
@@ -294,7 +294,7 @@ def repartition(
         str,
         Option(
             metavar="NEW-NAME",
-            help="Name of the topic to create. To continue an interrupted copy, give the same name again.",
+            help="Name of the topic to create. To continue an interrupted copy, specify the same name again.",
             show_default=False,
         ),
     ],

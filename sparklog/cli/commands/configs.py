@@ -63,7 +63,7 @@ def describe(
 
     source = open_source(root)
     if source.root is None:
-        raise BadRequest(f"{source.view.location} is a Kafka directory, which does not contain configs: give a root")
+        raise BadRequest(f"{source.view.location} is a Kafka directory, which does not contain configs: specify a root")
     log = source.root
     defaults = log.defaults()
     if root_defaults:
@@ -275,5 +275,5 @@ def _changes(added: list[str] | None, file: Path | None, deleted: list[str] | No
             )
         changes[name] = None
     if not changes:
-        raise BadParameter("nothing to alter: give --add-config, --add-config-file or --delete-config")
+        raise BadParameter("nothing to alter: specify --add-config, --add-config-file or --delete-config")
     return changes

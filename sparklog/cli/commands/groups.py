@@ -86,7 +86,7 @@ class GroupNames:
         """Return the names of the groups, or None for all groups."""
         names = list(dict.fromkeys([*(self.groups or ()), *(self.group_option or ())]))
         if not names and not self.all_groups:
-            raise BadParameter("give group names, or --all-groups")
+            raise BadParameter("specify group names, or --all-groups")
         return names or None
 
 
@@ -224,7 +224,7 @@ class ResetTo:
         options = {f"--{name.replace('_', '-')}": value for name, value in vars(self).items()}
         choices = [(name, value) for name, value in options.items() if value is not None and value is not False]
         if len(choices) != 1:
-            raise BadParameter(f"give exactly one of {', '.join(options)}; found {len(choices)}")
+            raise BadParameter(f"specify exactly one of {', '.join(options)}; found {len(choices)}")
         ((name, value),) = choices
         if name == "--from-file":
             return Scenario(To.FILE, offsets=_offsets_of(group, value))
@@ -370,7 +370,7 @@ def delete_offsets(
     """Delete the offsets of a group for topics or partitions. The command fails if the group is active."""
     topics = _topics(topic)
     if not topics:
-        raise BadParameter("give at least one --topic")
+        raise BadParameter("specify at least one --topic")
     group_name = group.name
     opened = _groups_of_root(root).group(group_name)
     all_committed = opened.committed()

@@ -232,7 +232,7 @@ def jobs(
     settings = _report_settings(source, properties)
     if source.root is None or not has_jobs(source.root):
         raise BadRequest(
-            f"{source.view.location} is a Kafka directory or a backup, which has no sparklog jobs: give a root"
+            f"{source.view.location} is a Kafka directory or a backup, which has no sparklog jobs: specify a root"
         )
     status = read_job_status(source.root, settings, source.narrowed(opt.topic_names(topic)))
     states, running, latest_first = status.states(), status.running(), status.history.runs[::-1]
@@ -314,9 +314,11 @@ def report(
     from sparklog.tools.report.gather import gather
 
     if html is None and not as_json:
-        raise BadParameter("expected an output: give --html FILE or --json", param_hint="'--html'")
+        raise BadParameter("expected an output: specify --html FILE or --json", param_hint="'--html'")
     if html == STANDARD_OUTPUT and as_json:
-        raise BadParameter("--html - and --json both print to standard output: give a file, or only one of the options")
+        raise BadParameter(
+            "--html - and --json both print to standard output: specify a file, or only one of the options"
+        )
     source = open_source(root)
     topics = source.narrowed(opt.topic_names(topic))
     settings = _report_settings(source, properties, now)

@@ -263,7 +263,9 @@ class ExportRange:
         numbers = self.numbers
         if numbers is None and any(text is not None and is_digits(text) for text in (self.start, self.end)):
             if len(topics) > 1:
-                raise BadParameter("one offset for all partitions requires a single topic: give partitions as P:N,...")
+                raise BadParameter(
+                    "one offset for all partitions requires a single topic: specify partitions as P:N,..."
+                )
             numbers = list(range(log.topic(topics[0]).log.state().partitions))
         return ExportOptions(
             partitions=self.numbers,
@@ -423,6 +425,6 @@ def _topic_ids(texts: list[str], topics: list[str]) -> dict[str, str]:
     for text in texts:
         topic, equals, identity = text.rpartition("=")
         if not equals and len(topics) > 1:
-            raise BadParameter(f"{text} requires a topic: give TOPIC={text}", param_hint="'--topic-id'")
+            raise BadParameter(f"{text} requires a topic: specify TOPIC={text}", param_hint="'--topic-id'")
         ids[topic if equals else topics[0]] = identity
     return ids

@@ -69,7 +69,7 @@ class PayloadOptions:
         from sparklog.tools.perf import ascending_payloads, payloads_of_file, random_payloads
 
         if (self.record_size is not None) + (self.payload_file is not None) + self.payload_monotonic != 1:
-            raise BadParameter("give one of --record-size, --payload-file and --payload-monotonic")
+            raise BadParameter("specify one of --record-size, --payload-file and --payload-monotonic")
         if self.record_size is not None:
             size = self.record_size
             return lambda: random_payloads(size, Random())

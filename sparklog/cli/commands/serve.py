@@ -101,7 +101,7 @@ def _address(text: str) -> Address:
     protocol, slashes, rest = text.rpartition("://")
     if slashes:
         how = "; encrypt with --tls-cert and --tls-key" if "SSL" in protocol.upper() else ""
-        raise BadParameter(f"expected HOST:PORT without {protocol}://, found {text!r}: give {rest}{how}")
+        raise BadParameter(f"expected HOST:PORT without {protocol}://, found {text!r}: specify {rest}{how}")
     return Address.of(text)
 
 
@@ -111,7 +111,7 @@ def _check_listen(address: Address) -> None:
         socket.getaddrinfo(address.host, address.port)
     except OSError as error:
         raise BadParameter(
-            f"cannot resolve {address.host!r}: {error.strerror}; give a host name or address of this host",
+            f"cannot resolve {address.host!r}: {error.strerror}; specify a host name or address of this host",
             param_hint="'--listen'",
         ) from None
 
@@ -188,7 +188,7 @@ def serve(
 
     location = location if root is None else root
     if location is None and not memory:
-        raise BadParameter("expected the LOCATION of a root or a Kafka directory: give LOCATION, or set SPARKLOG_ROOT")
+        raise BadParameter("expected a root or a Kafka directory: specify LOCATION, or set SPARKLOG_ROOT")
     options = listening.options(writable=writable or memory, auto_create=memory)
     log = (
         in_memory()

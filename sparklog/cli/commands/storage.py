@@ -71,7 +71,7 @@ def delete_oldest(
     elif topic is not None and partition is not None and offset is not None:
         offsets = {(topic, partition): offset}
     else:
-        raise BadParameter("give --offset-json-file, or a topic, --partition and --offset")
+        raise BadParameter("specify --offset-json-file, or a topic, --partition and --offset")
     lows = delete_records(open_root(root), offsets, dry_run=dry_run)
     title = "Dry run, nothing was deleted:" if dry_run else "Records delete operation completed:"
     lines = [f"partition: {low.topic}-{low.partition}\tlow_watermark: {low.low_watermark}" for low in lows]
@@ -109,7 +109,7 @@ def parse_offset_file(text: str, file: str) -> dict[tuple[str, int], int]:
             )
         topic, partition, offset = values
         if (topic, partition) in offsets:
-            raise BadRequest(f"{file} contains {topic}-{partition} twice: give one offset for the partition")
+            raise BadRequest(f"{file} contains {topic}-{partition} twice: specify one offset for the partition")
         offsets[topic, partition] = offset
     if not offsets:
         raise BadRequest(f"{file} contains no partitions")
@@ -315,7 +315,7 @@ class Files:
     def names(self) -> list[str]:
         names = [*(self.paths or []), *(part for part in (self.files or "").split(",") if part)]
         if not names:
-            raise BadParameter("expected files: give PATH or --files")
+            raise BadParameter("expected files: specify PATH or --files")
         return names
 
 

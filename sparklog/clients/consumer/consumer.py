@@ -88,7 +88,7 @@ def consumer(
         reader.subscribe(topics, pattern=pattern, listener=listener)
     elif listener is not None:
         raise BadRequest(
-            "a listener requires a subscription: give topics or a pattern, or pass the listener to `subscribe`"
+            "a listener requires a subscription: specify topics or a pattern, or pass the listener to `subscribe`"
         )
     return reader
 
@@ -314,7 +314,7 @@ class Consumer(PartitionReader, GroupConsumer):
         self._check_open()
         if self._group is None or self._member is None:
             raise BadRequest(
-                f"{self!r} cannot commit offsets: give a group, and subscribe to topics or assign partitions"
+                f"{self!r} cannot commit offsets: specify a group, and subscribe to topics or assign partitions"
             )
         return self._member
 

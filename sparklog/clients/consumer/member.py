@@ -96,7 +96,9 @@ class StandaloneMember(ConsumerMember):
         self._owned = self._assigned
 
     def commit(self, offsets: Offsets) -> None:
-        raise BadRequest("a consumer without a group cannot commit offsets: give a group, or enable_auto_commit=False")
+        raise BadRequest(
+            "a consumer without a group cannot commit offsets: specify a group, or enable_auto_commit=False"
+        )
 
 
 class ManualAssignment(ConsumerMember):
@@ -117,6 +119,6 @@ class ManualAssignment(ConsumerMember):
     def commit(self, offsets: Offsets) -> None:
         if self._group is None:
             raise BadRequest(
-                "a consumer without a group cannot commit offsets: give a group, or enable_auto_commit=False"
+                "a consumer without a group cannot commit offsets: specify a group, or enable_auto_commit=False"
             )
         self._group.alter(offsets)

@@ -157,7 +157,7 @@ class Producer:
         if self._transactions is not None and not self._transactions.accepts_records:
             raise BadRequest("no open transaction accepts records: call begin_transaction first")
         if value is None and key is None and headers is None:
-            raise BadRequest("a record requires a key or a value: give a key for a tombstone")
+            raise BadRequest("a record requires a key or a value: set a key to write a tombstone")
         return self._append(topic, (key, value, headers, timestamp, partition, sequence), nbytes)
 
     def _serialized(self, key: Any, value: Any, headers: Any) -> tuple[bytes | None, bytes | None, Any, int]:

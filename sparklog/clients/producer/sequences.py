@@ -113,7 +113,7 @@ def checked_sequence(sequence: object, producer_id: str | None) -> int | None:
     if producer_id is None:
         if sequence is not None:
             raise BadRequest(
-                f"sequence={shortened(sequence)} requires a producer_id, under which the topic stores the last sequence"
+                f"sequence={shortened(sequence)} requires a producer_id, because sequences belong to a producer id"
             )
         return None
     number = as_integer(sequence)

@@ -58,7 +58,7 @@ def _function(option: str, call: Callable[[Any], Any]) -> Serialize:
 
 def _of_format(option: str, format_name: str) -> Serialize:
     if format_name == "avro":
-        raise BadRequest(f"the format avro requires a schema: give {option}=('avro', schema)")
+        raise BadRequest(f"the format avro requires a schema: specify {option}=('avro', schema)")
     if format_name in ("bytes", "string"):
         return _instance(option, bytes if format_name == "bytes" else str)
     if format_name == "json":
@@ -71,7 +71,7 @@ def _of_format(option: str, format_name: str) -> Serialize:
 def _instance(option: str, kind: type) -> Serialize:
     def serialize(value: Any) -> Any:
         if not isinstance(value, kind):
-            raise BadRequest(f"{option} takes {kind.__name__}, found {shortened(value)}")
+            raise BadRequest(f"{option} accepts only {kind.__name__}, found {shortened(value)}")
         return value
 
     return serialize
@@ -86,7 +86,7 @@ def _by_column(option: str, value_format: ValueFormat) -> Serialize:
         try:
             column = pa.array([value])
         except (pa.ArrowException, TypeError, ValueError, OverflowError):
-            raise BadRequest(f"{option} takes {value_format.text_name}, found {shortened(value)}") from None
+            raise BadRequest(f"{option} accepts only {value_format.text_name}, found {shortened(value)}") from None
         return value_format.encode(column, lambda _: option)[0].as_py()
 
     return serialize

@@ -1,4 +1,5 @@
-"""Compile kernels with numba: memory access by address as machine code, and the cache of compiled kernels.
+"""Compile kernels to machine code with numba. This module also contains the memory access by address and the cache of
+compiled kernels.
 
 Numba's arrays have costs: a check for negative indices on every access, overlap checks in slice assignments, and atomic
 reference counts if an array is passed to a function inside a branch. Therefore kernels convert their arrays to

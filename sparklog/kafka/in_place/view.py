@@ -23,7 +23,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from sparklog.errors import BadRequest, Corrupt, NotFound, nearest
+from sparklog.errors import BadRequest, Corrupt, NotFound, did_you_mean
 from sparklog.format.batch_walk import HEADER_WINDOW_BYTES, Window, checked_batches
 from sparklog.format.checkpoint_files import CLEANER_OFFSETS_FILE, HIGH_WATERMARKS_FILE, LOG_STARTS_FILE, TopicPartition
 from sparklog.kafka.in_place import directory
@@ -340,8 +340,8 @@ class KafkaView:
         of_topic = {number: partition_dir for (name, number), partition_dir in partition_dirs.items() if name == topic}
         if not of_topic:
             names = sorted({name for name, _ in partition_dirs})
-            near = nearest(topic, names) or names[:10]
-            raise NotFound(f"topic {topic!r} does not exist in {self.location}: did you mean one of {near}?")
+            hint = did_you_mean(topic, names) or (f"; existing topics: {', '.join(names[:10])}" if names else "")
+            raise NotFound(f"topic {topic!r} does not exist in {self.location}{hint}")
         return of_topic
 
     def _snapshot(self, topic: str) -> dict[int, _Partition]:

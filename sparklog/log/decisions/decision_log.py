@@ -84,7 +84,9 @@ class DecisionLog(EntryLog["Decisions"]):
         return state if state.is_decided(n) else self.refresh()
 
     def outcome(self, n: int) -> Decisions | None:
-        """Return a state with the outcome of a decided `n`, or None while the outcome is unclear; see the module."""
+        """Return a state with the outcome of a decided `n`, or None while the outcome is unclear (see the module
+        docstring).
+        """
         state = self.current()
         if not state.is_decided(n) or state.is_clear(n):
             return state

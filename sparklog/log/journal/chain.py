@@ -202,7 +202,7 @@ class EntrySpan(Generic[E]):
 def ids_of(store: Store, kind: EntryKind[E], failures: list[SparklogError] | None = None) -> list[str]:
     """Return the ids that have entries, which are read from one entry per directory.
 
-    Errors are added to `failures`; None: raise the first error.
+    Errors are added to `failures`. If `failures` is None, the first error is raised.
     """
     folders = list(store.list_folders(f"{kind.folder}/"))
     ids = read_each(store, lambda folder: id_in(store, kind, folder), folders, failures)

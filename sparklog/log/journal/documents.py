@@ -84,7 +84,7 @@ def decode(data: bytes, key: str, what: str) -> Fields:
     except (ValueError, RecursionError):
         raise Corrupt(f"{what} is not valid JSON; restore it", file=key) from None
     if not isinstance(document, dict):
-        raise Corrupt(f"{what} should be a JSON object, found {type(document).__name__}; restore it", file=key)
+        raise Corrupt(f"{what} must be a JSON object, found {type(document).__name__}; restore it", file=key)
     fields = Fields(document, key, what)
     version, is_intact = fields.integer("format", 0), checksum_holds(data)
     # A newer format may end differently. For this format, the CRC-32C is checked first, because `format` may be
@@ -189,7 +189,8 @@ class Fields:
 class MemberKind:
     """The type of a field.
 
-    `read(item, name)` checks and returns the value. `write` converts it to JSON (None: unchanged).
+    `read(item, name)` checks and returns the value. `write` converts it to JSON, or is None if the value is written
+    unchanged.
 
     `_read` reads most valid fields without calling `read`: integers from `low` to `high` if `plain` is `int`, strings
     whose length is in this range (`str`), and lists of one such integer (`list`). Other values are passed to `read`.

@@ -88,8 +88,8 @@ class EntryKind(Generic[E]):
     noun: str  # for findings of verify, such as "decision"
     empty: Callable[[str], E]
     table: StoredDocument[E]
-    per_checkpoint: int | None = None  # number of entries between two checkpoints; None: the value in `Limits`
-    old_entry: str | None = None  # name of old entries in the report of retain; None: old entries are not deleted
+    per_checkpoint: int | None = None  # number of entries between two checkpoints, or None for the value in `Limits`
+    old_entry: str | None = None  # name of old entries in the report of retain, or None if old entries are not deleted
 
     def prefix(self, id_: str) -> str:
         return f"{self.folder}/{id_folder(id_)}"

@@ -1,6 +1,6 @@
 """Group commit: one thread commits the requests of several threads of a process together.
 
-A commit costs durable writes, and threads that commit to one journal concurrently lose races against each other.
+A commit requires durable writes, and threads that commit to one journal concurrently lose races against each other.
 Therefore only one commit is in flight at a time, and requests that arrive during a commit share the next commit:
 
 1. Thread A submits a request and commits it.

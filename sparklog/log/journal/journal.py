@@ -444,7 +444,7 @@ class Journal(ABC, Generic[S, E, D]):
             written = advance.with_id(commit_id)
             if written is None and tries >= WAIT_AFTER_LOSSES:
                 reached("journal: a writer waits after losing several races")
-                # A request that this writer made before a stall may succeed this late.
+                # A create request that this writer sent before a stall may still succeed.
                 longest = REMOTE_WAIT if self._numbered.is_remote else tries
                 self.env.pause(min(tries - WAIT_AFTER_LOSSES, longest))
                 advance = self._refresh_from_checking_root(advance.latest)

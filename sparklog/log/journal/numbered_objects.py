@@ -116,7 +116,8 @@ class Expected:
     crc: int | None  # CRC-32C of the previous object; None if there is none
     root_seen: bool = False  # the writer has just read the id of the root
     earlier: EntryRef | None = None  # older object that must exist, because later objects were read in parallel with it
-    checked: ClockReading | None = None  # when the writer last verified that no later number existed; None: at `seen`
+    # when the writer last verified that no later number existed, or None for `seen`
+    checked: ClockReading | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -290,8 +291,8 @@ class NumberedObjects:
             if result is None and backoff is not None and backoff.is_over():
                 if not found.objects:
                     raise self._unknown(number, failure)
-                # The object has no readable commit id. The object of this writer would have a readable commit id by
-                # now.
+                # The object has no readable commit id, so another writer created it: the commit id of this writer's
+                # object would be readable by now.
                 result = CreateResult.CONFLICT
             if result is not None:
                 return self._verified(result, found, number, commit_id, expected), found
@@ -362,7 +363,7 @@ class NumberedObjects:
     ) -> CreateResult:
         """Check that the expected objects before `number` exist.
 
-        If the object of this writer may fill a gap, check the next one, too.
+        If this writer's object may have filled a gap, also check the object after the gap.
 
         The loser of a race checks as well, because the winner may be a process that outlived the root and will delete
         its object.

@@ -36,10 +36,10 @@ def valid_batches(
 ) -> Iterator[Window]:
     """Yield windows of the valid batches with offsets in `[start, end)`.
 
-    Reading starts at position `low` (None: the start of the slice). `on_skipped` is called with each skipped range. If
-    `on_skipped` is None, `Corrupt` with `advice` is raised at the first corrupt batch that may have offsets in the
-    range. If the entire slice is read, its CRC-32C is wrong, and all of its batches are valid, `Corrupt` is raised at
-    the end of the slice.
+    Reading starts at position `low`, or at the start of the slice if `low` is None. `on_skipped` is called with each
+    skipped range. If `on_skipped` is None, `Corrupt` with `advice` is raised at the first corrupt batch that may have
+    offsets in the range. If the entire slice is read, its CRC-32C is wrong, and all of its batches are valid, `Corrupt`
+    is raised at the end of the slice.
     """
     planned = file.planned
     low = planned.position if low is None else low

@@ -81,7 +81,7 @@ def _in_threads(
 
 
 def _chunks(pieces: Iterable[FetchedBatches], decoder: _Decoder, batch_bytes: int) -> Iterator[list[FetchedBatches]]:
-    """Yield groups of pieces to decode together. Only complete slices are grouped."""
+    """Yield lists of fetched batches to decode together. Only complete slices are grouped."""
     chunk: list[FetchedBatches] = []
     filled = 0.0
     pieces = UntilError(pieces)
@@ -102,7 +102,7 @@ def _chunks(pieces: Iterable[FetchedBatches], decoder: _Decoder, batch_bytes: in
 
 @dataclass(slots=True)
 class _DecodeChunk:
-    """Contiguous pieces in one buffer, and the piece of each batch."""
+    """Fetched batches in one contiguous buffer. `piece_of` contains the index in `pieces` for each batch."""
 
     pieces: list[FetchedBatches]
     data: memoryview
@@ -119,7 +119,7 @@ class _DecodeChunk:
 
 
 class _Decoder:
-    """Decodes groups of pieces. Threads may share a decoder, because the measured expansion is only an estimate."""
+    """Decodes fetched batches. Threads may share a decoder, because the measured expansion is only an estimate."""
 
     def __init__(self, columns: tuple[str, ...], batch_bytes: int, on_skipped: OnSkipped | None = None) -> None:
         self._on_skipped = on_skipped
@@ -132,7 +132,7 @@ class _Decoder:
         self._topics: dict[str, pa.Array] = {}
 
     def decode(self, pieces: list[FetchedBatches]) -> Iterator[pa.RecordBatch]:
-        """Decode one piece, or several complete and verified pieces together."""
+        """Decode the fetched batches of one slice, or the complete and verified batches of several slices together."""
         if len(pieces) == 1:
             yield from self._batches(pieces, pieces[0].data)
         elif pieces:
@@ -140,7 +140,7 @@ class _Decoder:
             try:
                 batches = list(self._batches(pieces, data))
             except Corrupt:
-                # Decode the pieces one by one, to yield the valid batches, and to report the file and position in the
+                # Decode each slice separately, to yield the valid batches, and to report the file and position in the
                 # error.
                 for piece in pieces:
                     yield from self._batches([piece], piece.data)
@@ -158,7 +158,7 @@ class _Decoder:
             high = int(np.searchsorted(stored, reached, side="right"))
             many = int(np.searchsorted(opened, opened[low] + MAX_BATCHES_PER_CALL))
             if self._is_measured and stored[-1] - reached < max_stored / 2:
-                # Decode the remaining batches together with these, because they are too small for a separate call.
+                # The remaining batches are too small for a separate call, so decode them together with these batches.
                 high = len(stored)
             high = max(low + 1, min(high, many))
             yield from self._valid_batches(chunk[low:high])

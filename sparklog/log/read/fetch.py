@@ -125,7 +125,7 @@ class Fetcher:
 
     Args:
         strict: Raise `Corrupt` for a corrupt slice, and do not check the batches of windows.
-        on_skipped: Called with each corrupt range that is skipped; None: raise `Corrupt`.
+        on_skipped: Called with each corrupt range that is skipped. If None, `Corrupt` is raised.
     """
 
     def __init__(self, cursors: Sequence[Cursor], *, strict: bool = False, on_skipped: OnSkipped | None = None) -> None:

@@ -157,7 +157,7 @@ class FollowedTable(Mapping[bytes, pa.RecordBatch]):
         """Wait until the table has changed.
 
         Args:
-            timeout_s: Maximum time to wait, in seconds; None: no limit.
+            timeout_s: Maximum time to wait, in seconds, or None for no limit.
 
         Returns:
             True if the table changed, False if the timeout expired.

@@ -42,7 +42,7 @@ def latest_record(
 ) -> pa.RecordBatch | None:
     """Return the latest record of a key, or its tombstone; None if there is no record.
 
-    `partitions`: the partitions to search; None: the partitions that Kafka's partitioner selects.
+    `partitions`: the partitions to search, or None for the partitions that Kafka's partitioner selects.
     """
     bounds = view.bounds(topic)
     partitions_to_search = partitions_of_key(view, topic, key) if partitions is None else dict.fromkeys(partitions, 0)

@@ -70,10 +70,10 @@ class NativeReadPart:
     range: OffsetRange
     isolation: str
     slices: PlannedSlices
-    # raise `NotFound` if the log start offset passes remaining offsets; False: skip them
+    # if True, raise `NotFound` if the log start offset passes remaining offsets; if False, skip these offsets
     fail_on_data_loss: bool = True
     first_dirty_offset: int | None = None  # for tables: raise `Conflict` if this offset increases and files are missing
-    on_skipped: OnSkipped | None = None  # called with skipped ranges, picklable; None: raise `Corrupt`
+    on_skipped: OnSkipped | None = None  # called with skipped ranges, picklable; if None, `Corrupt` is raised
 
     @property
     def records(self) -> int:

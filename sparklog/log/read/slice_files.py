@@ -78,7 +78,7 @@ class SliceFile(BatchFile):
 
 
 class StoredSlice(SliceFile):
-    """A slice in a store, up to position `end` (None: the end of the slice).
+    """A slice in a store, up to position `end`, or up to the end of the slice if `end` is None.
 
     `window_ends`: ascending positions at which windows end, in addition to the limit of `span_bytes`. `fetched`: the
     position after the last bytes that were read.

@@ -27,7 +27,7 @@ from sparklog.log.read.read_plan import NativeReadPart, check_partition
 from sparklog.log.state.view import READ_COMMITTED, Bounds, LogView, OffsetRange, ReadPart, Stored
 
 AsOf: TypeAlias = int | str | Mapping[int, int] | None
-"""The time or the end offsets of a table; None: now.
+"""The time or the end offsets of a table, or None for the current table.
 
 A time is in ms since 1970 or in ISO 8601 (UTC by default). End offsets (exclusive) are given by partition; other
 partitions are read as of now.
@@ -65,7 +65,9 @@ class TablePlan:
 def plan_table(
     view: LogView, topic: str, as_of: AsOf = None, partitions: Collection[int] | None = None
 ) -> list[PartitionTable]:
-    """Plan the table of a topic's non-empty partitions (None: all partitions). Raises like `table_ranges`."""
+    """Plan the table of a topic's non-empty partitions, or of all partitions if `partitions` is None. Raises like
+    `table_ranges`.
+    """
     ranges = [offsets for offsets in table_ranges(view, topic, as_of, partitions) if offsets.start < offsets.end]
     cleaned = view.first_dirty_offsets(topic)
     tables = []

@@ -73,7 +73,7 @@ class TopicReader:
         """Plan a read of records. Iterate the scan, call `to_table()`, or pass it to an Arrow library.
 
         Args:
-            partitions: Partitions to read; None: all, or the partitions of `keys` by Kafka's partitioner.
+            partitions: Partitions to read. If None, all partitions, or the partitions of `keys` by Kafka's partitioner.
             start: First offset: `earliest`, `latest`, an offset, or one of these per partition.
             end: End offset (exclusive), in the same forms.
             isolation_level: `read_committed` skips aborted and open records, `read_uncommitted` does not.
@@ -113,7 +113,7 @@ class TopicReader:
         """Plan a read of the latest record of each key: see `sparklog.table`.
 
         Args:
-            as_of: Time in ms or ISO 8601, or end offsets (exclusive) by partition; None: now.
+            as_of: Time in ms or ISO 8601, or end offsets (exclusive) by partition, or None for the current time.
             columns: As in `scan`.
             threads: As in `scan`.
 
@@ -138,7 +138,7 @@ class TopicReader:
 
         Args:
             timestamp_ms: Milliseconds since 1970.
-            partition: Partition to search; None: all.
+            partition: Partition to search, or None for all partitions.
             isolation_level: As in `scan`.
 
         Returns:
@@ -195,7 +195,8 @@ class TopicReader:
 
         Args:
             key: Key of the record.
-            partition: Partition to search; None: the current and previous partitions of the key by Kafka's partitioner.
+            partition: Partition to search, or None for the current and previous partitions of the key by Kafka's
+                partitioner.
             all_partitions: Search all partitions, to find records that were written to an explicit partition.
             isolation_level: As in `scan`.
 

@@ -74,7 +74,7 @@ def check_threads(threads: int) -> int:
 def scan_ranges(
     view: LogView, topic: str, partitions: Sequence[int] | None, start: Position, end: Position, isolation: str
 ) -> list[OffsetRange]:
-    """Return the offset ranges of a scan of these partitions (None: all partitions).
+    """Return the offset ranges of a scan of these partitions, or of all partitions if None.
 
     Raises:
         NotFound: If a partition or an offset does not exist.
@@ -132,7 +132,7 @@ class Tail:
     ends: dict[int, int] = field(default_factory=dict)
     topic_id: str = ""
     keys: KeySet | None = None
-    """The keys whose records are read; None: all records."""
+    """The keys whose records are read, or None for all records."""
 
     def open(self) -> None:
         self.topic_id = self.view.topic_id(self.topic)

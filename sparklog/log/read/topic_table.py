@@ -55,7 +55,8 @@ class TopicTable(RecordBatches):
         """Read the table into memory and follow the topic from there, also from an earlier time.
 
         Args:
-            poll: Age in seconds at which an access refreshes the table first; None: only `refresh` and `wait` do.
+            poll: Age in seconds from which an access first refreshes the table, or None if only `refresh` and `wait`
+                refresh the table.
 
         Returns:
             A mapping of keys to rows.

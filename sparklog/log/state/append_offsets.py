@@ -33,7 +33,7 @@ class AppendIntent:
     txn: Txn | None = None  # the slices stay open until this transaction is decided
     kafka_writers: tuple[KafkaWriterKey, ...] = ()  # the Kafka producers of the batches in the files
     written_for: tuple[int, TopicConfigs] | None = (
-        None  # the topic must still have this partition count and these configs; None: not checked
+        None  # the topic must still have this partition count and these configs; not checked if None
     )
     needs_table: ClassVar[bool] = False
 

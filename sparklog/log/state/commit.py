@@ -128,7 +128,7 @@ class Edit:
 class Txn:
     """The open transaction that a commit's slices belong to.
 
-    `siblings` has the version of the prepare of each topic that the transaction prepared before this topic.
+    `siblings` contains the version of the prepare of each topic that the transaction prepared before this topic.
     """
 
     id: str
@@ -152,7 +152,9 @@ class Resolved:
 
 @dataclass(frozen=True, slots=True)
 class VersionLease:
-    """A lease of `version`. The vacuum keeps its files until `expires_ms` (None: until the lease is released)."""
+    """A lease of `version`. The vacuum keeps the files of this version until `expires_ms`, or until the lease is
+    released if `expires_ms` is None.
+    """
 
     version: int
     expires_ms: int | None = None

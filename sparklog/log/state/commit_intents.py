@@ -85,7 +85,8 @@ class Draft(Changes):
     def commit(self, state: TopicState, commit_id: str, now_ms: int, store_ms: int | None = None) -> Commit:
         """Return the commit that follows `state`.
 
-        `now_ms` is the writer's clock, and `store_ms` is the store's (None: the same).
+        `now_ms` is the time of the writer's clock. `store_ms` is the time of the store's clock, or None if it is the
+        same.
         """
         check_features(state)
         features = features_of(self, self.op)
@@ -106,7 +107,7 @@ class Draft(Changes):
 
 @dataclass(frozen=True, slots=True)
 class Nothing:
-    """No commit is needed. `note` has the reason.
+    """No commit is needed. `note` contains the reason.
 
     `version` is the version of the commit that made the same change before, or else the topic's version.
     """
@@ -209,7 +210,7 @@ class LogStartIntent:
 
 @dataclass(frozen=True, slots=True)
 class AlterIntent:
-    """Set configs (None: reset to the default) and add partitions.
+    """Set configs and add partitions. None resets a config to its default.
 
     If `drop_keyless` is true, a topic with records without keys may become compacted. Compaction then drops these
     records.

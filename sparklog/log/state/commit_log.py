@@ -301,7 +301,7 @@ class CommitLog(Journal[LogState, Commit, "Draft"]):
         try:
             return self._with_table(base)
         except (SparklogError, OSError) as error:
-            # The table is only loaded to save memory. If this fails, the commits that triggered it must not fail.
+            # The table is only loaded to save memory. If loading fails, the commits that triggered it must not fail.
             _LOG.warning("cannot load the slice table of topic %s: %s", self.topic, error)
             return base
 

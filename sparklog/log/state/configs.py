@@ -308,7 +308,7 @@ class TopicConfigs:
         return configs
 
     def changed(self, changes: Mapping[str, object | None]) -> TopicConfigs:
-        """Apply changes (None: reset to the default), check the result and return it."""
+        """Apply changes, check the result and return it. None resets a config to its default."""
         merged: dict[str, str] = dict(self.explicit)
         for name, value in changes.items():
             if value is None:

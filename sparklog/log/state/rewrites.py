@@ -98,7 +98,7 @@ class Outputs:
         return tuple(self._part_of(number, sorted(rows)) for number, rows in sorted(self._rows_of(edits).items()))
 
     def outside(self, edits: Iterable[Edit]) -> str | None:
-        """Describe a slice whose base offset is not in any edit. Return None if there is no such slice."""
+        """Describe a slice that no edit covers. Return None if the edits cover all slices."""
         inside = self._rows_of(edits)
         for number, file in enumerate(self._files):
             rows = set(range(len(file))) - inside.get(number, set())

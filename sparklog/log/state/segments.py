@@ -68,7 +68,7 @@ class RollRule:
 
 @dataclass(frozen=True, slots=True)
 class Segment:
-    """One segment of a partition: offsets `[base, end)`, times in ms (-1: none), size in bytes."""
+    """One segment of a partition: offsets `[base, end)`, times in ms (-1 if unknown), size in bytes."""
 
     partition: int
     base: int
@@ -153,8 +153,8 @@ def _without_future_append_times(slices: Slices) -> Slices:
 
 
 def _append_ts(slices: Slices) -> npt.NDArray[np.int64]:
-    """Return the approximate maximum timestamp of each slice's first append, for all slices of one partition (-1:
-    none).
+    """Return the approximate maximum timestamp of each slice's first append, for all slices of one partition. The
+    result is -1 for a slice without timestamps.
     """
     before = np.append(NO_TIMESTAMP, slices.max_ts[:-1])[: len(slices)]
     first = np.minimum(np.maximum(slices.min_ts, before), slices.max_ts)

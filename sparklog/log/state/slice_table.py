@@ -306,7 +306,9 @@ def _bisect(column: Offsets, values: Offsets, low: Offsets, high: Offsets, befor
 
 
 def _swept(version: int, parts: tuple[Slices, ...], paths: Texts, txn_ids: Texts) -> SliceTable:
-    """Return a table of these parts. If most strings are no longer used, the table is rebuilt with new codes."""
+    """Return a slice table that consists of `parts`. If most strings are no longer used, the table is rebuilt with new
+    codes.
+    """
     rows = sum(len(part) for part in parts)
     if not parts or len(paths) + len(txn_ids) <= SPARE_TEXTS + 2 * rows:
         return SliceTable(version, parts, paths, txn_ids)

@@ -71,7 +71,7 @@ class Prepare:
 
 @dataclass(frozen=True)
 class TopicState:
-    """The state of a topic at `version` (-1: before the first commit).
+    """The state of a topic at `version`, which is -1 before the first commit.
 
     Arrays have one value per partition, and are read-only.
 
@@ -206,7 +206,7 @@ class TopicState:
             fits = is_allowed and commit.topic_id == self.topic_id
         if not fits:
             raise Corrupt(
-                f"commit {commit.version} ({commit.op}, topic id {commit.topic_id}) does not fit the topic "
+                f"commit {commit.version} ({commit.op}, topic id {commit.topic_id}) does not match the topic "
                 f"({'deleted' if self.deleted else 'existing'}, id {self.topic_id or 'none'})"
             )
 

@@ -98,7 +98,7 @@ class DamagedJournal:
 
 @dataclass(frozen=True, slots=True)
 class Manifest:
-    """One backup. Its run copied `objects` and `nbytes`. `only` lists the requested topics (None: all topics)."""
+    """One backup. Its run copied `objects` and `nbytes`. `only` lists the requested topics (all topics if None)."""
 
     number: int
     id: str
@@ -259,7 +259,7 @@ def one_backup(store: Store, number: int) -> BackupStore:
 
 
 class BackupStore(WrapperStore):
-    """Presents one backup as a read-only root; see the module. `inner` is the backup repository."""
+    """Presents one backup as a read-only root (see the module docstring). `inner` is the backup repository."""
 
     needs_probe = False
     writable = False
@@ -286,8 +286,8 @@ class BackupStore(WrapperStore):
         return number is None or number <= self._ends.get(prefix, -1)
 
     def get(self, key: str, start: int = 0, length: int | None = None) -> bytes:
-        # Reads at a later position are for inline records. A clone may reference inline records beyond the end of the
-        # topic.
+        # A read at a later position requests inline records, and a clone may reference inline records beyond the end of
+        # the topic.
         if start == 0 and not self._has(key):
             raise missing_object(f"{key} in this backup")
         return self.inner.get(self._copies.get(key, key), start, length)

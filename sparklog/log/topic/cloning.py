@@ -6,7 +6,7 @@ Cloning topic `source` at version 7 as `clone`:
    shares. The leases (`holds` in the file format) are named after the clone. The vacuum keeps the files of leased
    versions, even if the topic is deleted.
 2. The process creates `clone` with one commit that has the slices of `source` at version 7, with the same offsets.
-   Their paths begin with `/`. No data is read or copied, whatever the size.
+   Their paths begin with `/`. No data is read or copied, regardless of the size of the topic.
 3. Later, the vacuum of `source` reads the log of `clone`. When no readable version of `clone` references a file of
    `source`, the vacuum ends the lease.
 
@@ -121,7 +121,9 @@ class CloneIntent:
 def clone_topic(
     root: Root, source: str, name: str, *, version: int | None = None, time_ms: int | None = None, dry_run: bool = False
 ) -> Cloned:
-    """Create a topic with the contents of `source`, now, at a version, or at a time; see `sparklog.clone`."""
+    """Create a topic with the current contents of `source`, or with its contents at a version or a time (see
+    `sparklog.clone`).
+    """
     check_topic_name(name)
     log = root.engine.log(check_topic_name(source))
     snapshot = _requested_snapshot(root, log, version, time_ms)

@@ -101,7 +101,7 @@ class _LastCommit(NamedTuple):
 
 
 class CommitQueue:
-    """Publishes the appends of one topic; see the module. Threads share an instance."""
+    """Publishes the appends of one topic (see the module docstring). Threads share an instance."""
 
     def __init__(self, log: CommitLog, root_id: str) -> None:
         self._log = log

@@ -97,8 +97,8 @@ def referenced_files(snapshot: Snapshot) -> ReferencedFiles:
 class FilesOfVersions:
     """The files that any version from `base.version` to `last.version` references, by key.
 
-    `unreferenced_since` has the first version that no longer references a file, and `times` has the commit time of each
-    version.
+    `unreferenced_since` contains the first version that no longer references a file, and `times` contains the commit
+    time of each version.
     """
 
     base: Snapshot

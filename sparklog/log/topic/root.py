@@ -115,7 +115,7 @@ class Root:
         """Return a few topic names for an error message, with a limited number of requests."""
         names: list[str] = []
         for name in sorted(self.engine.all_topics())[: 4 * SHOWN_TOPICS]:
-            # An unreadable topic must not hide the error to raise.
+            # A topic that cannot be read must not mask the original error.
             with suppress(SparklogError):
                 names += [name] if self.engine.exists(name) else []
             if len(names) > SHOWN_TOPICS:
@@ -135,7 +135,8 @@ class Root:
 
         Args:
             name: the name; it may contain letters, digits, `.`, `_` and `-`, as in Kafka.
-            partitions: the number of partitions; None: the root default `num.partitions`, or else 1.
+            partitions: the number of partitions. The default is the root default `num.partitions`, or 1 if it is not
+                set.
             configs: topic configs by Kafka's names; see docs/reference/configs.md.
             force: allow a `file.delete.delay.ms` below one hour.
 
@@ -170,7 +171,8 @@ class Root:
 
         Args:
             name: the topic's name.
-            partitions: the number of partitions of a new topic; None: the root default `num.partitions`, or else 1.
+            partitions: the number of partitions of a new topic. The default is the root default `num.partitions`, or 1
+                if it is not set.
             configs: the configs of a new topic, by Kafka's names.
 
         Returns:
@@ -292,7 +294,7 @@ def open_root(
         location: a path, the URL of a bucket such as `s3://bucket/log`, or a store.
         create: create a root if the directory is empty or does not exist.
         env: clock and random numbers, for tests.
-        limits: sizes, counts and periods (`sparklog.limits`); None: the limits of the store.
+        limits: sizes, counts and periods (`sparklog.limits`), or None for the limits of the store.
 
     Returns:
         The root.

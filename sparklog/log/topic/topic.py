@@ -247,7 +247,8 @@ class Topic(TopicReader):
             isolation_level: as for `scan`.
 
         Returns:
-            `records`, `is_exact` (False: an upper bound), `earliest_ms` and `latest_ms`, in total and by partition.
+            `records`, `is_exact` (if False, the number is an upper bound), `earliest_ms` and `latest_ms`, in total and
+            by partition.
 
         Raises:
             NotFound: the topic was deleted.
@@ -263,7 +264,7 @@ class Topic(TopicReader):
         """End transactions that Kafka left open in imported partitions.
 
         Args:
-            producers: ids of the producers whose transactions to end; None: all producers.
+            producers: ids of the producers whose transactions to end, or None for all producers.
             commit: end the transactions with COMMIT markers; default: with ABORT markers.
 
         Returns:

@@ -87,8 +87,8 @@ class TopicFiles:
 class AppendOutcome:
     """The result of an append: the first and next offset of each partition that received records.
 
-    If the batch was appended before, `skipped` is True and `note` has the reason. `time_ms` is the commit time, which
-    is the timestamp of the records if the topic uses LogAppendTime; -1 if there is no commit.
+    If the batch was appended before, `skipped` is True and `note` contains the reason. `time_ms` is the commit time,
+    which is the timestamp of the records if the topic uses LogAppendTime; -1 if there is no commit.
     """
 
     version: int
@@ -150,7 +150,7 @@ class WriteOptions:
 
     Args:
         codec: the compression codec, if the topic's `compression.type` is `producer`.
-        level: the compression level; None: the topic's `compression.*.level` (zstd: 1).
+        level: the compression level, or None for the topic's `compression.*.level` (1 for zstd).
         batch_bytes: the maximum size of a record batch before compression.
         buffer_bytes: the size of Arrow data to buffer before a flush (`write.buffer.bytes`).
         file_bytes: the maximum size of an append file.

@@ -51,7 +51,8 @@ def end_before_append(log: CommitLog) -> None:
 def end_kafka_transactions(
     log: CommitLog, *, producers: Collection[int] | None = None, commit: bool = False
 ) -> tuple[KafkaOpen, ...]:
-    """End the open transactions of `producers` (None: all) in one commit, and return them.
+    """End the open transactions of `producers`, or of all producers if None, in one commit, and return the
+    transactions.
 
     If Kafka's decision on a transaction is known, it is used. Otherwise, `commit` determines the decision.
     """

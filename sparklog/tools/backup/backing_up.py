@@ -122,7 +122,7 @@ class VersionLeases:
 
     def _commit(self, name: str, lease: VersionLease | None) -> None:
         log = self.root.engine.log(name)
-        # The cut may have read later versions than the root.
+        # The cut may contain later versions than the root has read.
         log.commit(MaintainIntent(log.refresh().topic_state.topic_id, holds={self.name: lease}))
 
 

@@ -476,8 +476,8 @@ def cut_between(store: Store, bounds: CutBounds, time_ms: int, damaged: DamagedL
             cutter.note_decisions(later)
     if not exact:
         return cutter.complete()
-    # The versions of topics are fixed, but recorded outcomes must be decided, and the group entries of a COMMIT must
-    # exist.
+    # The versions of topics do not change. Only check that the recorded outcomes are decided, and that the group
+    # entries of each COMMIT exist.
     cutter._read_decisions()
     for group, number in cutter.entries.items():
         while cutter._number(group) < number and cutter.next_offsets(group):

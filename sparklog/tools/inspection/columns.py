@@ -38,7 +38,9 @@ def header_columns(window: Window) -> dict[str, Int64Array]:
 
 
 def per_batch(ufunc: np.ufunc, values: Int64Array, rows: Int64Array, none: int) -> Int64Array:
-    """Reduce the values of each batch, whose numbers of values are `rows`. Return `none` for a batch without values."""
+    """Reduce the values of each batch to one value. `rows` contains the number of values of each batch. The result for
+    a batch without values is `none`.
+    """
     reduced = np.full(len(rows), none, np.int64)
     has_values = rows > 0
     if has_values.any():

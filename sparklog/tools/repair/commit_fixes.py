@@ -43,7 +43,7 @@ def fix_missing_commit(store: Store, key: str) -> Fix | None:
         return None
     first = next((other for other in reversed(existing) if other < number), -1) + 1
     if first < number:
-        # The fix of the first missing commit rebuilds the entire gap.
+        # Fixing the first missing commit rebuilds all missing commits of the gap.
         return None
     documents = _documents(store, topic, first, after)
     if documents is None:

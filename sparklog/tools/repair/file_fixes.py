@@ -49,7 +49,7 @@ MAX_BATCHES = 10_000
 
 
 def fix_flipped_bits(store: Store, key: str, findings: Sequence[Finding]) -> Fix | None:
-    """Return the fix of an object whose wrong checksums are explained by single flipped bits, or None."""
+    """Return the fix of an object if single flipped bits explain all checksum mismatches, or None."""
     info = store.stat(key)
     bits = {(finding.position or 0, finding.bit) for finding in findings if finding.bit is not None}
     if info is None:

@@ -97,7 +97,9 @@ def repair_log_dir(
 
 @contextmanager
 def _broker_lock(folder: FilePath, execute: bool) -> Iterator[None]:
-    """Hold the lock that a running broker holds on its log directory. Raises `Conflict` if a broker holds it."""
+    """Lock the log directory in the same way as a running broker. Raises `Conflict` if a broker has locked the
+    directory.
+    """
     if not execute or not isinstance(folder, LocalPath):
         yield
         return

@@ -92,7 +92,7 @@ class CollectedBatches:
                     self.aborts[int(control.base_offset[0])] = int(control.producer_id[0])
 
     def keys_beyond_filter(self) -> bool:
-        """Return True if the filter lacks a key of the batches, so that lookups do not find the key."""
+        """Return True if the batches contain a key that is not in the filter, so that lookups do not find the key."""
         return self.filter is not None and self.keys is not None and not self.keys.is_contained_in(self.filter)
 
     def columns(self) -> BatchColumns:

@@ -25,10 +25,10 @@ def test_an_object_with_a_method_is_a_serializer() -> None:
 @pytest.mark.parametrize(
     ("name", "value", "text"),
     [
-        ("str", b"x", "key_serializer takes str"),
-        ("bytes", "x", "key_serializer takes bytes"),
+        ("str", b"x", "key_serializer accepts only str"),
+        ("bytes", "x", "key_serializer accepts only bytes"),
         ("hex", "xy", "key_serializer: expected hexadecimal digits"),
-        ("hex", object(), "key_serializer takes hexadecimal digits"),
+        ("hex", object(), "key_serializer accepts only hexadecimal digits"),
         ("short", 40_000, "key_serializer failed for 40000"),
         ("json", {1, 2}, "key_serializer failed for"),
     ],

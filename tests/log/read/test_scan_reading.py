@@ -140,7 +140,7 @@ BOUNDS = "is out of range: expected 3 to 10, earliest or latest"
         ({"end": -2}, BadRequest, "end must be earliest, latest or an offset of at least 0, found -2"),
         ({"partitions": [9]}, NotFound, "topic t has partitions 0 to 1, found 9"),
         ({"partitions": [-1]}, NotFound, "topic t has partitions 0 to 1, found -1"),
-        ({"partitions": ["0"]}, BadRequest, "partitions must be a list of numbers or None, found ['0']"),
+        ({"partitions": ["0"]}, BadRequest, "partitions must be a list of integers or None, found ['0']"),
         ({"start": {9: 0}}, NotFound, "topic t has partitions 0 to 1, found 9"),
         ({"end": {9: 0}}, NotFound, "topic t has partitions 0 to 1, found 9"),
         ({"batch_bytes": 0}, BadRequest, "batch_bytes must be an integer of at least 1, found 0"),

@@ -188,8 +188,8 @@ def test_a_delete_keeps_only_version_numbers_floor_and_leases() -> None:
     [
         ({"version": 7}, "expected commit 1 next, found version 7"),
         ({"prev_crc": 1}, "the chain of commits is broken: commit 1"),
-        ({"topic_id": "other"}, r"commit 1 \(append, topic id other\) does not fit the topic"),
-        ({"op": CREATE, "partitions": 1, "topic_id": "x"}, "does not fit the topic"),
+        ({"topic_id": "other"}, r"commit 1 \(append, topic id other\) does not match the topic"),
+        ({"op": CREATE, "partitions": 1, "topic_id": "x"}, "does not match the topic"),
     ],
 )
 def test_commits_that_do_not_follow_are_corrupt(values: dict[str, object], expected: str) -> None:
@@ -203,16 +203,16 @@ def test_the_first_commit_must_be_a_create() -> None:
     chain = Chain(1)
     chain.state = EMPTY
     for op in (MAINTAIN, DELETE, ALTER):
-        with pytest.raises(Corrupt, match="does not fit"):
+        with pytest.raises(Corrupt, match="does not match the topic"):
             EMPTY.apply(chain.commit(op=op, topic_id="")[0])
 
 
 def test_a_deleted_topic_does_not_accept_appends() -> None:
     chain = Chain(1)
     chain.add(op=DELETE)
-    with pytest.raises(Corrupt, match="does not fit"):
+    with pytest.raises(Corrupt, match="does not match the topic"):
         chain.append()
-    with pytest.raises(Corrupt, match="does not fit"):
+    with pytest.raises(Corrupt, match="does not match the topic"):
         # The old topic id cannot be used again.
         chain.add(op=CREATE, topic_id="topic-one", partitions=1)
 
