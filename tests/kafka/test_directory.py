@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -74,8 +75,10 @@ def test_directory_that_is_not_a_kafka_directory_is_not_found(tmp_path: Path) ->
 def test_unknown_name_suggests_similar_names(tmp_path: Path) -> None:
     write_partition(tmp_path, "orders-0", {0: LOG})
     view = KafkaView(tmp_path)
-    with pytest.raises(NotFound, match=r"topic 'order' does not exist .*\['orders'\]"):
+    with pytest.raises(NotFound, match=r"topic 'order' does not exist .*; did you mean 'orders'\?"):
         view.bounds("order")
+    with pytest.raises(NotFound, match=r"topic 'xyz' does not exist .*; existing topics: orders$"):
+        view.bounds("xyz")
     with pytest.raises(NotFound, match=r"topic orders in .* has no partition 3; its partitions are \[0\]"):
         view.plan([OffsetRange("orders", 3, 0, 1)], READ_COMMITTED)
     with pytest.raises(BadRequest, match="unknown isolation level 'strict'"):
@@ -83,6 +86,15 @@ def test_unknown_name_suggests_similar_names(tmp_path: Path) -> None:
     (part,) = view.plan([OffsetRange("orders", 0, 0, 1)], READ_COMMITTED)
     with pytest.raises(BadRequest, match=r"expected distinct columns of .* found keys"):
         next(part.read(["keys"]))
+
+
+def test_unknown_name_suggests_nothing_without_topics(tmp_path: Path) -> None:
+    write_partition(tmp_path, "orders-0", {0: LOG})
+    view = KafkaView(tmp_path)
+    shutil.rmtree(tmp_path / "orders-0")
+    view.refresh()
+    with pytest.raises(NotFound, match=r"topic 'orders' does not exist in [^;]*$"):
+        view.bounds("orders")
 
 
 def test_topic_without_metadata_has_a_stable_id(tmp_path: Path) -> None:
