@@ -170,13 +170,10 @@ class Options:
             return ()
         options = [_BY_NAME[name] for name in sorted(self.given)]
         if use == "write":
-            wrong, what = [option for option in options if "write" not in option.used_by], "write: it applies only to reads"
+            wrong, what, uses = [option for option in options if "write" not in option.used_by], "write", "reads"
         else:
-            wrong, what = (
-                [option for option in options if option.used_by == STREAM],
-                "batch read: it applies only to streams",
-            )
-        return tuple(f"Option '{option.name}' has no effect in a {what}" for option in wrong)
+            wrong, what, uses = [option for option in options if option.used_by == STREAM], "batch read", "streams"
+        return tuple(f"Option '{option.name}' has no effect in a {what}: it applies only to {uses}" for option in wrong)
 
     def check_batch_write(self) -> None:
         if self.write.txn_app_id is not None and self.write.txn_version is None:

@@ -92,9 +92,8 @@ def test_unknown_name_suggests_nothing_without_topics(tmp_path: Path) -> None:
     write_partition(tmp_path, "orders-0", {0: LOG})
     view = KafkaView(tmp_path)
     shutil.rmtree(tmp_path / "orders-0")
-    view.refresh()
     with pytest.raises(NotFound, match=r"topic 'orders' does not exist in [^;]*$"):
-        view.bounds("orders")
+        view.refresh(["orders"])
 
 
 def test_topic_without_metadata_has_a_stable_id(tmp_path: Path) -> None:
