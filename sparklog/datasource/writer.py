@@ -152,7 +152,7 @@ class _TaskSink:
         sink = self._plan.options
         options = WriteOptions(sink.codec or "zstd", sink.level, buffer_bytes=sink.buffer_bytes)
         target = replace(target, inline_bytes=task_inline_bytes(target.inline_bytes))
-        return AppendWriter(target, options, seed=self._seed, checked_root=self._root is not None)
+        return AppendWriter(target, options, seed=self._seed, is_root_checked=self._root is not None)
 
     def _target(self, topic: str) -> AppendTarget:
         if self._root is None:
@@ -196,7 +196,7 @@ def publish(plan: SinkPlan, messages: Sequence[SparklogCommitMessage], key: Writ
     """
     now = SYSTEM.now()
     root = root_at(plan.location)
-    root_read_at = plan.location.last_read_of(root.id) or now
+    root_checked_at = plan.location.last_read_of(root.id) or now
     expected = {part.target.root_id for message in messages for part in message.topics} | {plan.root_id or root.id}
     for root_id in sorted(expected - {root.id}):
         raise Conflict(
@@ -215,7 +215,7 @@ def publish(plan: SinkPlan, messages: Sequence[SparklogCommitMessage], key: Writ
         return
     for name, written in topics.items():
         if written.files or key is not None:
-            target = replace(written.target, root_checked=root_read_at)
+            target = replace(written.target, root_checked_at=root_checked_at)
             root.engine.log(name).commit_append(written.files, target, writer=key)
 
 

@@ -180,7 +180,7 @@ def _committed(
     produced = {partition: [checked.accepted[batch] for batch in received[partition]] for partition in received}
     file = _file(log, target, produced)
     try:
-        result = log.commit_append([file], target, txn=txn, kafka_writers=checked.writers, unless_changed=is_optimistic)
+        result = log.commit_append([file], target, txn=txn, kafka_writers=checked.writers, is_optimistic=is_optimistic)
     except Conflict as error:
         if is_optimistic or isinstance(error, SequenceConflict):
             return {}

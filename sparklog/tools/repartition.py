@@ -216,7 +216,7 @@ class Copying:
         target = replace(target, configs=target.configs.changed(KEEP_TIMESTAMPS))
         after = CopyPositions(before.offsets.copy(), before.records.copy())
         records = self._rows(ranges, after)
-        files = write_files(records, target, self.root.env, options=None, writer=None, copied=True)
+        files = write_files(records, target, self.root.env, options=None, writer=None, allow_negative_timestamps=True)
         if files:
             rows = zip(writer_ids(self.source.state), after.offsets.tolist(), after.records.tolist(), strict=True)
             follows = {id_: entry.batch for id_, entry in registry.items()}

@@ -100,7 +100,7 @@ def rejected_rows(
     Only the writer knows all reasons for a rejection, so this function writes halves of the records to memory until it
     has found each rejected record.
     """
-    in_memory = replace(target, store=MemoryStore(env.wall_ms), inline_bytes=0, root_checked=env.now())
+    in_memory = replace(target, store=MemoryStore(env.wall_ms), inline_bytes=0, root_checked_at=env.now())
     rejected: dict[int, BadRequest] = {}
     spans = [(0, len(records))]
     while spans:

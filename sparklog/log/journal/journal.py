@@ -176,7 +176,7 @@ class Journal(ABC, Generic[S, E, D]):
         if base is None:
             self._reopen()
             return None
-        return seen if self._refresh_from_checking_root(base).root_seen else None
+        return seen if self._refresh_from_checking_root(base).is_root_checked else None
 
     def make_durable(self) -> None:
         """Make the entries that have been read durable, before another object is written that depends on them."""
@@ -230,17 +230,17 @@ class Journal(ABC, Generic[S, E, D]):
                     raise
         if self._is_stale(base.seen):
             reached("journal: a cached state is too old to continue from")
-            return replace(self._reopen(), root_seen=found.root_seen)
+            return replace(self._reopen(), is_root_checked=found.is_root_checked)
         if not data and self._is_next_lost(base, seen):
             reached("journal: a follower finds a gap after its state")
-            return replace(self._reopen(), root_seen=found.root_seen)
+            return replace(self._reopen(), is_root_checked=found.is_root_checked)
         if not data:
-            return Advance(self._publish(self._polled(base, seen)), (), found.root_seen)
+            return Advance(self._publish(self._polled(base, seen)), (), found.is_root_checked)
         entries = self._decode_all(data, first)
         self._check_exclusive(base, entries)
         newer = self._extend(self._polled(base, seen), entries)
         newer = replace(newer, earlier=self._earlier(base, len(entries), is_confirmed))
-        return Advance(self._publish(newer), entries, found.root_seen)
+        return Advance(self._publish(newer), entries, found.is_root_checked)
 
     def _earlier(self, base: SeenState[S], count: int, is_confirmed: bool) -> EntryRef | None:
         """Return the entry that must exist when this process creates an entry after `count` entries read from `base`.
@@ -350,7 +350,7 @@ class Journal(ABC, Generic[S, E, D]):
         first = base.state.number + 1
         entries = self._decode_all(self._numbered.read_forward(first, ahead=True), first)
         latest = self._extend(base, entries) if entries else base
-        return Advance(latest, (*opened.entries, *entries), opened.root_seen, last)
+        return Advance(latest, (*opened.entries, *entries), opened.is_root_checked, last)
 
     def _await_number(self, missing: int) -> None:
         """Wait for a missing number below an existing one. Raises an error if no cache can be hiding it anymore.
@@ -410,7 +410,7 @@ class Journal(ABC, Generic[S, E, D]):
         *,
         load: Callable[[SeenState[S]], SeenState[S]] | None = None,
         repeatable: bool = False,
-        root_checked: ClockReading | None = None,
+        root_checked_at: ClockReading | None = None,
     ) -> tuple[E | None, SeenState[S]]:
         """Create the entry that `step` drafts from the latest state.
 
@@ -419,7 +419,7 @@ class Journal(ABC, Generic[S, E, D]):
                 race.
             load: Loads the parts of a state that `step` needs.
             repeatable: Once the entry of the step is written, the step returns None.
-            root_checked: When `refresh_checking_root` checked the root for this write. The check is valid for a second.
+            root_checked_at: When `refresh_checking_root` checked the root for this write; it is valid for a second.
 
         Returns:
             The written entry, and the state after it.
@@ -431,7 +431,7 @@ class Journal(ABC, Generic[S, E, D]):
         self._guard.check()
         self._writes = True
         commit_id = self.env.new_id()
-        tries, advance = 0, self._base_for_write(root_checked)
+        tries, advance = 0, self._base_for_write(root_checked_at)
         while True:
             base, draft = self._draft(advance.latest, step, load, is_latest=tries > 0)
             if draft is None:
@@ -440,7 +440,7 @@ class Journal(ABC, Generic[S, E, D]):
                 reached("journal: a step is repeated after a lost race")
             tries += 1
             encoded = self._encode_checked(base.state, draft, commit_id)
-            advance = self._attempt(base, encoded, repeatable, advance.root_seen)
+            advance = self._attempt(base, encoded, repeatable, advance.is_root_checked)
             written = advance.with_id(commit_id)
             if written is None and tries >= WAIT_AFTER_LOSSES:
                 reached("journal: a writer waits after losing several races")
@@ -452,13 +452,13 @@ class Journal(ABC, Generic[S, E, D]):
             if written is not None:
                 return written, self._write_checkpoint_if_due(advance.latest)
 
-    def _base_for_write(self, root_checked: ClockReading | None) -> Advance[S, E]:
+    def _base_for_write(self, root_checked_at: ClockReading | None) -> Advance[S, E]:
         """Return the latest known state. On a remote store, also check the root, unless the caller just checked it."""
         base = self._open_if_stale()
         if not self._numbered.is_remote:
             return Advance(base)
-        if root_checked is not None and self.env.now().is_soon_after(root_checked):
-            return Advance(base, root_seen=True)
+        if root_checked_at is not None and self.env.now().is_soon_after(root_checked_at):
+            return Advance(base, is_root_checked=True)
         with suppress(Unavailable):
             # The root must be checked anyway, so reading the next number in parallel takes no additional time.
             return self._refresh_from_checking_root(base)
@@ -493,7 +493,7 @@ class Journal(ABC, Generic[S, E, D]):
         return entry, data
 
     def _attempt(
-        self, base: SeenState[S], encoded: tuple[E, bytes], repeatable: bool, root_seen: bool
+        self, base: SeenState[S], encoded: tuple[E, bytes], repeatable: bool, is_root_checked: bool
     ) -> Advance[S, E]:
         """Try to create the next number, and read forward. If the entry was created, the result contains it."""
         (entry, data), seen = encoded, self.env.now()
@@ -502,7 +502,7 @@ class Journal(ABC, Generic[S, E, D]):
             reached("journal: a writer stalled before its create")
             return self._reopen()
         number, title = base.state.number + 1, f"commit {entry.commit_id} to {self.title}"
-        expected = Expected(base.seen, entry.prev_crc, root_seen, base.earlier, base.checked)
+        expected = Expected(base.seen, entry.prev_crc, is_root_checked, base.earlier, base.checked)
         try:
             result, found = self._numbered.create(number, data, entry.commit_id, expected)
         except Unavailable as error:

@@ -100,7 +100,7 @@ class ReadResult:
     objects: tuple[bytes, ...] = ()  # objects from a number on, up to the first one that was not read
     is_all: bool = False  # the object after them is missing
     before: bytes | None = None  # object before this number; None if it was not read or is missing
-    root_seen: bool = False  # the root is still the opened root
+    is_root_checked: bool = False  # the root is still the opened root
 
 
 NOTHING_READ = ReadResult()
@@ -114,7 +114,7 @@ class Expected:
 
     seen: ClockReading  # when the writer last read the end of the journal
     crc: int | None  # CRC-32C of the previous object; None if there is none
-    root_seen: bool = False  # the writer has just read the id of the root
+    is_root_checked: bool = False  # the writer has just read the id of the root
     earlier: EntryRef | None = None  # older object that must exist, because later objects were read in parallel with it
     # when the writer last verified that no later number existed, or None for `seen`
     checked: ClockReading | None = None
@@ -231,10 +231,10 @@ class NumberedObjects:
             return self._is_root() if first is None else self.read_forward(first)
 
         try:
-            objects, root_seen = map_requests(self.store, request, (number, None))
+            objects, is_root_checked = map_requests(self.store, request, (number, None))
         except Unavailable:
             return NOTHING_READ
-        return ReadResult(tuple(objects) if isinstance(objects, list) else (), True, None, root_seen is True)
+        return ReadResult(tuple(objects) if isinstance(objects, list) else (), True, None, is_root_checked is True)
 
     def listed(self, after: int) -> list[int]:
         """List the numbers that are greater than `after`. The listing may be stale."""
@@ -278,10 +278,10 @@ class NumberedObjects:
                 and nothing has been written.
         """
         backoff: Backoff | None = None
-        root_seen = expected.root_seen
+        is_root_checked = expected.is_root_checked
         while True:
-            found, failure = self._attempt(number, data, root_seen, is_first=backoff is None)
-            root_seen = False
+            found, failure = self._attempt(number, data, is_root_checked, is_first=backoff is None)
+            is_root_checked = False
             if self.env.elapsed_ms(expected.seen) > STALE_MS:
                 # The object of this writer may have been created and deleted before a stalled writer created the number
                 # again.
@@ -299,10 +299,10 @@ class NumberedObjects:
             backoff = backoff or Backoff(self.env, tries=1)
             backoff.sleep()
 
-    def _attempt(self, number: int, data: bytes, root_seen: bool, *, is_first: bool) -> tuple[ReadResult, str]:
+    def _attempt(self, number: int, data: bytes, is_root_checked: bool, *, is_first: bool) -> tuple[ReadResult, str]:
         """Create a number, and read the existing object. Also return the reason if no object could be read."""
         try:
-            if not root_seen:
+            if not is_root_checked:
                 self._check_root(number, may_be_written=not is_first)
             if self.store.create(self.key(number), data):
                 return ReadResult((data,)), ""
@@ -333,7 +333,7 @@ class NumberedObjects:
             tuple(objects),
             is_all=responses.get(number + len(objects), False) is None,
             before=before if isinstance(before, bytes) else None,
-            root_seen=responses[None] is True,
+            is_root_checked=responses[None] is True,
         )
 
     def _read_or_false(self, number: int | None) -> bytes | bool | None:

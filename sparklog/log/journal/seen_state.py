@@ -67,7 +67,7 @@ class Advance(Generic[S, E]):
 
     latest: SeenState[S]
     entries: Sequence[E] = ()
-    root_seen: bool = False  # the id of the root was checked at the same time
+    is_root_checked: bool = False  # the id of the root was checked at the same time
     last_listed: int | None = None  # largest listed number; None if nothing was listed
 
     def with_id(self, commit_id: str) -> E | None:

@@ -186,11 +186,11 @@ class CommitLog(Journal[LogState, Commit, "Draft"]):
         return self._applied(LogState(topic_state, checkpoint, (), table), state.tail)
 
     def commit(
-        self, intent: Intent, origin: TopicState | None = None, *, root_checked: ClockReading | None = None
+        self, intent: Intent, origin: TopicState | None = None, *, root_checked_at: ClockReading | None = None
     ) -> CommitResult:
         """Commit the draft of `intent`.
 
-        `origin` is the topic state that the intent is based on, and `root_checked` is the result of
+        `origin` is the topic state that the intent is based on, and `root_checked_at` is the result of
         `refresh_checking_root`.
         """
         from sparklog.log.state.commit_intents import Nothing
@@ -204,7 +204,7 @@ class CommitLog(Journal[LogState, Commit, "Draft"]):
             return None if isinstance(draft, Nothing) else draft
 
         load = self._with_table if intent.needs_table else None
-        written, latest = self._write(step, load=load, repeatable=intent.repeatable, root_checked=root_checked)
+        written, latest = self._write(step, load=load, repeatable=intent.repeatable, root_checked_at=root_checked_at)
         last = drafts[-1]
         return CommitResult(
             written, latest.state.topic_state, last if isinstance(last, Nothing) else None, last.dropped

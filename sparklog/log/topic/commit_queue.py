@@ -39,17 +39,20 @@ An optimistic append in a bucket, by Writer A:
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
+from sparklog.common.warned import is_first_warning
 from sparklog.errors import BadRequest, Conflict, NotFound, SparklogError
 from sparklog.log.journal.clocks import ClockReading
 from sparklog.log.journal.group_commit import GroupCommit
 from sparklog.log.journal.names import append_path
 from sparklog.log.state.append_offsets import AppendIntent
 from sparklog.log.state.commit import Txn
+from sparklog.log.state.commit_intents import Nothing
 from sparklog.log.state.commit_log import CommitLog, CommitResult
+from sparklog.log.state.configs import TopicConfigs
 from sparklog.log.state.slices import FileSlices, content_of
 from sparklog.log.state.topic_state import TopicState
 from sparklog.log.state.writer_runs import TXN, KafkaWriterKey, WriterKey
@@ -67,8 +70,8 @@ class PreparedAppend(NamedTuple):
     * `txn`: the transaction that the files belong to
     * `kafka_writers`: the Kafka producers whose batches are in the files
     * `inline`: whether small files may become inline records of the commit
-    * `is_optimistic`: whether the files were prepared for the cached state; raises `Conflict` if the topic's configs or
-      partitions have changed
+    * `is_optimistic`: whether the files were written for a cached state that may be outdated. The commit fails with
+      `Conflict` if the topic's configs or partitions have changed.
     """
 
     files: Sequence[FileSlices]
@@ -80,11 +83,17 @@ class PreparedAppend(NamedTuple):
     is_optimistic: bool = False
 
     def shares_commit_with(self, other: PreparedAppend) -> bool:
+        """Return True if both appends may be in one commit."""
         needs_own = self._needs_own_commit or other._needs_own_commit
         return not needs_own and self.target.accepts_files_for(other.target)
 
     @property
     def _needs_own_commit(self) -> bool:
+        """Whether the append must be the only append of its commit.
+
+        A commit has at most one writer, one transaction and one entry per Kafka producer. The limit of its inline
+        records applies to all of its files. An append without records may need no commit.
+        """
         is_plain = self.writer is None and self.txn is None and not self.kafka_writers and self.inline
         return not is_plain or not self.records
 
@@ -97,7 +106,7 @@ class _LastCommit(NamedTuple):
     """A commit of this process that directly followed the cached state, and the time of its root check."""
 
     version: int
-    root_checked: ClockReading
+    root_checked_at: ClockReading
 
 
 class CommitQueue:
@@ -110,27 +119,14 @@ class CommitQueue:
         self._last: _LastCommit | None = None
         """None if the last commit raced with another writer's commit."""
         self._epochs: dict[tuple[str, str], int] = {}
-        """The epoch of each (writer, run) in this topic."""
+        """The epoch in this topic of each (writer, run). Earlier runs of a writer stay, so that they remain fenced."""
 
-    def publish(self, attempts: Iterable[PreparedAppend]) -> AppendOutcome:
-        """Publish the first of several preparations of the same rows that the topic accepts.
-
-        If the topic rejects an optimistic preparation, the next one is used, because the latest state may accept the
-        rows.
-        """
-        rejection: SparklogError | None = None
-        for append in attempts:
-            append.target.check_belongs_to(self._root_id, self._log.topic)
-            if append.writer is not None:
-                append.writer.check()
-            try:
-                return self._group.submit(append)
-            except (BadRequest, Conflict) as error:
-                if not append.is_optimistic:
-                    raise
-                rejection = error
-        assert rejection is not None
-        raise rejection
+    def publish(self, append: PreparedAppend) -> AppendOutcome:
+        """Commit an append, together with the appends of waiting threads if possible."""
+        append.target.check_belongs_to(self._root_id, self._log.topic)
+        if append.writer is not None:
+            append.writer.check()
+        return self._group.submit(append)
 
     def optimistic_target(self, known: AppendTarget) -> AppendTarget | None:
         """Return the target of the cached state if rows may be published without reading the latest state.
@@ -141,8 +137,8 @@ class CommitQueue:
         last = self._last
         if last is None or last.version != known.read_version:
             return None
-        is_fresh = self._log.env.now().is_soon_after(last.root_checked)
-        return replace(known, root_checked=last.root_checked) if is_fresh else None
+        is_fresh = self._log.env.now().is_soon_after(last.root_checked_at)
+        return replace(known, root_checked_at=last.root_checked_at) if is_fresh else None
 
     def _commit_all(self, appends: Sequence[PreparedAppend]) -> list[AppendOutcome | SparklogError]:
         """Commit appends in order and in as few commits as possible. Return the result of each append."""
@@ -152,12 +148,9 @@ class CommitQueue:
                 groups[-1].append(append)
             else:
                 groups.append([append])
-        outcomes: list[AppendOutcome | SparklogError] = []
-        for group in groups:
-            outcomes += self._outcomes(group)
-        return outcomes
+        return [outcome for group in groups for outcome in self._commit_valid(group)]
 
-    def _outcomes(self, appends: Sequence[PreparedAppend]) -> Sequence[AppendOutcome | SparklogError]:
+    def _commit_valid(self, appends: Sequence[PreparedAppend]) -> Sequence[AppendOutcome | SparklogError]:
         """Commit appends together. If the topic rejects them, commit each one alone, so that only invalid ones fail."""
         try:
             return self._commit(appends)
@@ -167,15 +160,21 @@ class CommitQueue:
                 return [error]
         except SparklogError as error:
             return [error] * len(appends)
-        return [outcome for append in appends for outcome in self._outcomes([append])]
+        return [outcome for append in appends for outcome in self._commit_valid([append])]
 
     def _commit(self, appends: Sequence[PreparedAppend]) -> list[AppendOutcome]:
-        """Commit appends together. Only an append that needs its own commit has a writer, `txn` or `kafka_writers`."""
+        """Commit appends together, and return their outcomes.
+
+        If there are several appends, none of them needs its own commit, and their targets accept the same files. So the
+        first append and its target represent all appends.
+        """
         append, target, log = appends[0], appends[0].target, self._log
+        # The journal checks the root again if this check is more than a second old. Another append may have a later
+        # check, which would only save a request.
+        root_checked_at = appends[-1].target.root_checked_at
         state = self._state_without_kafka_transactions()
         files = self._placed_files(appends, state)
         now_ms = log.env.wall_ms()
-        is_optimistic = True in [append.is_optimistic for append in appends]
         intent = AppendIntent(
             target.topic_id,
             tuple(files),
@@ -183,20 +182,18 @@ class CommitQueue:
             key=self._completed_key(append),
             txn=append.txn,
             kafka_writers=append.kafka_writers,
-            written_for=(target.partitions, target.configs) if is_optimistic else None,
+            # If the topic has changed, all appends are rejected, and `_commit_valid` commits each one alone.
+            written_for=(target.partitions, target.configs) if any(each.is_optimistic for each in appends) else None,
         )
-        root_checked = appends[-1].target.root_checked
-        # The journal checks the root, unless the writer has checked it within the last second.
-        outcome = log.commit(intent, state, root_checked=root_checked)
-        self._remember_commit(outcome, state, root_checked)
-        self._remember_epoch(outcome, append.writer)
-        if outcome.nothing is not None:
-            return [_skipped(outcome, append.writer)]
-        if not target.configs.log_append_time:
-            warn_of_times(self._root_id, log.topic, target.configs, files, now_ms)
+        result = log.commit(intent, state, root_checked_at=root_checked_at)
+        self._remember_commit(result, state, root_checked_at)
+        self._remember_epoch(result, append.writer)
+        if result.nothing is not None:
+            return [_skipped(result.nothing, append.writer)]
+        self._warn(target.configs, files, now_ms)
         if len(appends) == 1:
-            return [appended(outcome.commit, intent.count)]
-        return appended_each(outcome.commit, [append.files for append in appends])
+            return [appended(result.commit, intent.count)]
+        return appended_each(result.commit, [append.files for append in appends])
 
     def _state_without_kafka_transactions(self) -> TopicState:
         """End transactions that Kafka left open in an imported topic, and return the cached state."""
@@ -224,25 +221,41 @@ class CommitQueue:
         key = append.writer
         if key is None:
             return None
-        epoch = self._epochs.get((key.id, key.run or "")) if key.epoch is None else key.epoch
+        epoch = key.epoch
+        if epoch is None and key.run is not None:
+            epoch = self._epochs.get((key.id, key.run))
         return replace(key, epoch=epoch, content=content_of({self._log.topic: [file.counts for file in append.files]}))
 
-    def _remember_commit(self, outcome: CommitResult, before: TopicState, root_checked: ClockReading | None) -> None:
+    def _remember_commit(self, result: CommitResult, before: TopicState, root_checked_at: ClockReading | None) -> None:
         """Remember whether this process has committed directly after the cached state."""
-        is_next = outcome.commit is not None and outcome.commit.version == before.version + 1
-        self._last = _LastCommit(before.version + 1, root_checked) if is_next and root_checked is not None else None
+        commit, self._last = result.commit, None
+        if commit is not None and commit.version == before.version + 1 and root_checked_at is not None:
+            self._last = _LastCommit(commit.version, root_checked_at)
 
-    def _remember_epoch(self, outcome: CommitResult, writer: WriterKey | None) -> None:
+    def _remember_epoch(self, result: CommitResult, writer: WriterKey | None) -> None:
+        """Remember the epoch of a writer's run, which its next batches must have."""
         if writer is None or writer.run is None:
             return
-        entry = outcome.state.registry.get(writer.id)
+        entry = result.state.registry.get(writer.id)
         if entry is not None and entry.run == writer.run:
             self._epochs[writer.id, writer.run] = entry.epoch or 0
 
+    def _warn(self, configs: TopicConfigs, files: Sequence[FileSlices], now_ms: int) -> None:
+        """Warn about records that expire, and once per checkpoint about many unsealed slices."""
+        log = self._log
+        if not configs.log_append_time:
+            warn_of_times(self._root_id, log.topic, configs, files, now_ms)
+        known = log.known()
+        checkpoint = None if known is None else known.checkpoint
+        if checkpoint is None or checkpoint.table.unsealed <= log.store.limits.many_unsealed:
+            return
+        if is_first_warning("unsealed slices", self._root_id, log.topic, checkpoint.state.version):
+            count = checkpoint.table.unsealed
+            _LOG.warning("topic %s has %d unsealed slices; run sparklog compact to merge them", log.topic, count)
 
-def _skipped(outcome: CommitResult, writer: WriterKey | None) -> AppendOutcome:
-    nothing = outcome.nothing
-    assert nothing is not None
+
+def _skipped(nothing: Nothing, writer: WriterKey | None) -> AppendOutcome:
+    """Return the outcome of an append that needed no commit. Log the reason if it is a batch of a transaction."""
     if nothing.skipped and writer is not None and writer.mode == TXN:
         _LOG.warning("%s", nothing.note)
     return AppendOutcome(nothing.version, {}, {}, 0, nothing.skipped, nothing.note)

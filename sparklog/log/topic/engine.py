@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -32,7 +33,6 @@ from sparklog.storage.parallel_reads import map_requests, read_each
 from sparklog.storage.store import Store
 
 if TYPE_CHECKING:
-    from sparklog.log.state.checkpoint import Checkpoint
     from sparklog.log.state.commit_intents import Intent
     from sparklog.log.topic.commit_queue import CommitQueue, PreparedAppend
     from sparklog.log.write.append_target import AppendOutcome, AppendTarget, WriteOptions
@@ -40,7 +40,8 @@ if TYPE_CHECKING:
 
 E = TypeVar("E", bound=StateEntry)
 HANDLES_PER_SWEEP = 4_096
-_FIRST_APPEND = ForkLock()
+_NEW_QUEUE = ForkLock()
+"""Held while the commit queue of a topic is created, so that threads share one queue."""
 _LOG = logging.getLogger("sparklog.log")
 
 
@@ -97,12 +98,14 @@ class RootEngine:
         self._handles_created += 1
         if self._handles_created % HANDLES_PER_SWEEP:
             return
+        # A thread may still use an evicted handle, for example to create the topic. Writes through two handles of one
+        # journal are safe, because they race for the next number like writes of two processes.
         for handles in (self._logs, self._entries):
             for name, log in list(handles.items()):
                 state = log.known()
                 if state is None or state.number < 0:
                     handles.pop(name, None)
-                    self._combined.pop(name, None)
+                    self._combined.pop(log.prefix, None)
 
     def combined(self, log: EntryLog[E]) -> CombinedWrites[E]:
         """Return the writer that combines the entries of all threads of this process for a log."""
@@ -167,8 +170,6 @@ class TopicLog(CommitLog):
         super().__init__(access, topic, engine.decisions.resolve)
         self.engine = engine
         self._queue: CommitQueue | None = None
-        self._warned_version = -1
-        """The version of the latest checkpoint for which a warning about unsealed slices was logged."""
 
     def state(self, refresh: bool = True) -> TopicState:
         """Return the state without slices. Raises `NotFound` if the topic was deleted."""
@@ -179,11 +180,11 @@ class TopicLog(CommitLog):
         return read_snapshot(self.engine.decisions, self)
 
     def commit(
-        self, intent: Intent, origin: TopicState | None = None, *, root_checked: ClockReading | None = None
+        self, intent: Intent, origin: TopicState | None = None, *, root_checked_at: ClockReading | None = None
     ) -> CommitResult:
         """Commit an intent that is based on state `origin`; see `sparklog.log.state.commit_intents`."""
         self.engine.ensure_probed()
-        return super().commit(intent, origin, root_checked=root_checked)
+        return super().commit(intent, origin, root_checked_at=root_checked_at)
 
     def withdraw(self, created: Commit) -> bool:
         """Delete a topic that was just created. Return False if it has another commit and therefore was not deleted."""
@@ -203,7 +204,7 @@ class TopicLog(CommitLog):
         if self._queue is None:
             from sparklog.log.topic.commit_queue import CommitQueue
 
-            with _FIRST_APPEND:
+            with _NEW_QUEUE:
                 self._queue = self._queue or CommitQueue(self, self.engine.root_id)
         return self._queue
 
@@ -212,48 +213,47 @@ class TopicLog(CommitLog):
         return self._target(self.refresh_checking_root() if refresh else None)
 
     def append(self, data: ArrowData, options: WriteOptions | None, writer: WriterKey | None) -> AppendOutcome:
-        """Write rows and publish them."""
-        if writer is not None:
-            writer.check()
-        return self.queue.publish(self._attempts(data, options, writer))
+        """Write rows and publish them. If possible, append them optimistically first; see `commit_queue`."""
+        write = self._file_writer(data, options, writer)
+        target = self._optimistic_target(data)
+        if target is not None:
+            # If the rows or the commit are rejected, the latest state may still accept the rows.
+            with suppress(BadRequest, Conflict):
+                return self.queue.publish(write(target)._replace(is_optimistic=True))
+        return self.queue.publish(self._written_for_latest_state(data, write))
 
     def write(
         self, data: ArrowData, options: WriteOptions | None, writer: WriterKey | None
     ) -> tuple[Sequence[FileSlices], AppendTarget]:
         """Write rows to files that no commit references yet."""
-        if writer is not None:
-            writer.check()
-        append = self._prepare(data, options, writer)
+        append = self._written_for_latest_state(data, self._file_writer(data, options, writer))
         return append.files, append.target
 
-    def _attempts(
+    def _file_writer(
         self, data: ArrowData, options: WriteOptions | None, writer: WriterKey | None
-    ) -> Iterator[PreparedAppend]:
-        """Yield the rows as an optimistic append, if this is possible, followed by the rows for the latest state."""
-        optimistic = self._prepare_optimistically(data, options, writer)
-        if optimistic is not None:
-            yield optimistic
-        yield self._prepare(data, options, writer)
+    ) -> Callable[[AppendTarget], PreparedAppend]:
+        """Return a function that writes the rows to files for a target."""
+        from sparklog.log.topic.commit_queue import PreparedAppend
+        from sparklog.log.write.arrow_data import write_files
 
-    def _prepare_optimistically(
-        self, data: ArrowData, options: WriteOptions | None, writer: WriterKey | None
-    ) -> PreparedAppend | None:
-        """Write a small table for the cached state. Return None if the latest state must be read first."""
+        if writer is not None:
+            writer.check()
+        return lambda target: PreparedAppend(
+            write_files(data, target, self.env, options=options, writer=writer), target, writer
+        )
+
+    def _optimistic_target(self, data: ArrowData) -> AppendTarget | None:
+        """Return the cached state as a target for an optimistic append. Return None if this append is not possible."""
         from sparklog.log.write.arrow_data import is_table
 
-        cached = self._cached_target() if is_table(data) else None
+        cached = self._cached_target()
         if cached is None or not is_table(data) or data.nbytes > cached.inline_bytes // 2:
             return None
-        target = self.queue.optimistic_target(cached)
-        if target is None:
-            return None
-        try:
-            return self._write_for(target, data, options, writer)._replace(is_optimistic=True)
-        except (BadRequest, Conflict):
-            # The latest state may accept the rows.
-            return None
+        return self.queue.optimistic_target(cached)
 
-    def _prepare(self, data: ArrowData, options: WriteOptions | None, writer: WriterKey | None) -> PreparedAppend:
+    def _written_for_latest_state(
+        self, data: ArrowData, write: Callable[[AppendTarget], PreparedAppend]
+    ) -> PreparedAppend:
         """Write rows for the latest state.
 
         If the data is a table and the store is remote, the rows are written for the cached state while the latest state
@@ -262,18 +262,7 @@ class TopicLog(CommitLog):
         from sparklog.log.write.arrow_data import is_table
 
         cached = self._cached_target() if is_table(data) else None
-        if cached is None:
-            return self._write_for(self.append_target(), data, options, writer)
-        return self._write_while_refreshing(cached, lambda target: self._write_for(target, data, options, writer))
-
-    def _write_for(
-        self, target: AppendTarget, data: ArrowData, options: WriteOptions | None, writer: WriterKey | None
-    ) -> PreparedAppend:
-        from sparklog.log.topic.commit_queue import PreparedAppend
-        from sparklog.log.write.arrow_data import write_files
-
-        files = write_files(data, target, self.env, options=options, writer=writer)
-        return PreparedAppend(files, target, writer)
+        return write(self.append_target()) if cached is None else self._write_while_refreshing(cached, write)
 
     def _write_while_refreshing(
         self, cached: AppendTarget, write: Callable[[AppendTarget], PreparedAppend]
@@ -283,25 +272,24 @@ class TopicLog(CommitLog):
         If the topic's partitions or configs have changed, the rows are written again, and the vacuum deletes the first
         files.
         """
-        from sparklog.log.topic.commit_queue import PreparedAppend
 
         def write_early() -> PreparedAppend | SparklogError:
             try:
                 # The refresh checks the root in parallel, so the writer does not have to. The time of this check
                 # replaces the time below before the files are published.
-                return write(replace(cached, root_checked=self.env.now()))
+                return write(replace(cached, root_checked_at=self.env.now()))
             except SparklogError as error:
                 return error
 
+        append: PreparedAppend | SparklogError
         requests: tuple[Callable[[], Any], ...] = self.refresh_checking_root, write_early
-        root_checked, append = map_requests(self.store, lambda request: request(), requests)
-        latest = self._target(root_checked)
+        root_checked_at, append = map_requests(self.store, lambda request: request(), requests)
+        latest = self._target(root_checked_at)
         if self.state(refresh=False).floor > cached.read_version or not latest.accepts_files_for(cached):
             return write(self.append_target())
         if isinstance(append, SparklogError):
             raise append
-        assert isinstance(append, PreparedAppend)
-        return append._replace(target=replace(cached, root_checked=root_checked))
+        return append._replace(target=replace(cached, root_checked_at=root_checked_at))
 
     def _cached_target(self) -> AppendTarget | None:
         """Return the target of the cached state if the store is remote and the state is at most a few minutes old."""
@@ -310,33 +298,23 @@ class TopicLog(CommitLog):
             return None
         return self._target(None) if self.env.elapsed_ms(seen) < METADATA_MAX_AGE_MS else None
 
-    def _target(self, root_checked: ClockReading | None) -> AppendTarget:
+    def _target(self, root_checked_at: ClockReading | None) -> AppendTarget:
         from sparklog.log.write.append_target import AppendTarget
 
-        state = self.existing(refresh=False)
-        topic_state, configs = state.topic_state, self.engine.defaults.of_topic(self.topic, state.topic_state.configs)
-        self._warn_of_unsealed(state.checkpoint)
+        state = self.state(refresh=False)
+        configs = self.engine.defaults.of_topic(self.topic, state.configs)
         return AppendTarget(
             store=self.store,
             root_id=self.engine.root_id,
             topic=self.topic,
-            topic_id=topic_state.topic_id,
-            partitions=topic_state.partitions,
+            topic_id=state.topic_id,
+            partitions=state.partitions,
             configs=configs,
-            read_version=topic_state.version,
-            leader_epoch=topic_state.leader_epoch,
-            inline_bytes=topic_state.inline_bytes(configs),
-            root_checked=root_checked,
+            read_version=state.version,
+            leader_epoch=state.leader_epoch,
+            inline_bytes=state.inline_bytes(configs),
+            root_checked_at=root_checked_at,
         )
-
-    def _warn_of_unsealed(self, checkpoint: Checkpoint | None) -> None:
-        """Warn if the topic has many unsealed slices. Warns once per checkpoint."""
-        if checkpoint is None or checkpoint.state.version == self._warned_version:
-            return
-        unsealed = checkpoint.table.unsealed
-        if unsealed > self.store.limits.many_unsealed:
-            self._warned_version = checkpoint.state.version
-            _LOG.warning("topic %s has %d unsealed slices; run sparklog compact to merge them", self.topic, unsealed)
 
     def read_configs(self) -> TopicConfigs:
         """Return the configs in the cached state, combined with the latest root defaults."""
@@ -351,19 +329,29 @@ class TopicLog(CommitLog):
         txn: Txn | None = None,
         kafka_writers: tuple[KafkaWriterKey, ...] = (),
         inline: bool = True,
-        unless_changed: bool = False,
+        is_optimistic: bool = False,
     ) -> AppendOutcome:
-        """Publish files that tasks wrote for `target`, atomically. The parameters are the fields of `PreparedAppend`.
+        """Publish files that tasks wrote for `target`, atomically. `PreparedAppend` describes the parameters.
 
         Raises:
             Conflict: the topic was created again, a file is older than the retention floor, the writer's checkpoint is
-                older than the log, or one of `kafka_writers` has written in the meantime. If `unless_changed` is true,
+                older than the log, or one of `kafka_writers` has written in the meantime. If `is_optimistic` is true,
                 also if the topic's configs or partitions differ from those of `target`.
             Fenced: another run of the writer took over.
             BadRequest: a record without a key was appended to a compacted topic.
             NotFound: the topic was deleted.
+            Unavailable: the store failed. If `is_unknown` is true, the files may have been published.
         """
         from sparklog.log.topic.commit_queue import PreparedAppend
 
-        append = PreparedAppend(files, target, writer, txn, kafka_writers, inline, is_optimistic=unless_changed)
-        return self.queue.publish([append])
+        return self.queue.publish(
+            PreparedAppend(
+                files,
+                target,
+                writer=writer,
+                txn=txn,
+                kafka_writers=kafka_writers,
+                inline=inline,
+                is_optimistic=is_optimistic,
+            )
+        )

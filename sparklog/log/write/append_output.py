@@ -74,15 +74,16 @@ class SliceOutput:
     `file_bytes`.
 
     Before the first file is created, `target.check_root` must have run in this process, unless the caller has checked
-    the root (`root_checked`). On a disk, the check runs before the file is created, because the path may be a different
-    disk on this host. On a remote store, it runs in parallel with closing the file, so it takes no additional time.
+    the root (`is_root_checked`). On a disk, the check runs before the file is created, because the path may be a
+    different disk on this host. On a remote store, it runs in parallel with closing the file, so it takes no additional
+    time.
     """
 
-    def __init__(self, target: AppendTarget, env: Env, file_bytes: int, *, root_checked: bool) -> None:
+    def __init__(self, target: AppendTarget, env: Env, file_bytes: int, *, is_root_checked: bool) -> None:
         self._target = target
         self._env = env
         self._file_bytes = file_bytes
-        self._root_checked = root_checked
+        self._is_root_checked = is_root_checked
         self._inline: list[tuple[WrittenSlice, bytes]] = []
         self._output: AppendOutput | None = None
         self._files: list[FileSlices] = []
@@ -129,12 +130,12 @@ class SliceOutput:
         if target.store.parallel_reads == 1:
             if self._must_check_root():
                 target.check_root()
-            self._root_checked = True
+            self._is_root_checked = True
         return AppendOutput(target.store, target.topic, append_path(target.read_version, self._env.new_id()))
 
     def _must_check_root(self) -> bool:
-        checked = self._target.root_checked
-        return not self._root_checked and (checked is None or not self._env.now().is_soon_after(checked))
+        checked = self._target.root_checked_at
+        return not self._is_root_checked and (checked is None or not self._env.now().is_soon_after(checked))
 
     def _close(self) -> None:
         output, self._output = self._output, None
@@ -151,7 +152,7 @@ class SliceOutput:
                 with suppress(SparklogError):
                     self._target.store.delete(file_key(self._target.topic, output.path))
                 raise
-        self._root_checked = True
+        self._is_root_checked = True
         self._files += [] if closed is None else [closed]
 
 

@@ -32,7 +32,7 @@ class AppendTarget:
     leader_epoch: int
     inline_bytes: int = 0  # maximum size of inline records in the commit
     # The time of the latest check that the root has not been replaced. Other processes must check again.
-    root_checked: ClockReading | None = field(default=None, compare=False, repr=False)
+    root_checked_at: ClockReading | None = field(default=None, compare=False, repr=False)
 
     def check_belongs_to(self, root_id: str, topic: str) -> None:
         """Raise `BadRequest` if the files were written for another topic or root."""
@@ -59,7 +59,7 @@ class AppendTarget:
         return replace(self, read_version=other.read_version) == other
 
     def __reduce__(self) -> tuple[type[AppendTarget], tuple[object, ...]]:
-        names = [member.name for member in fields(self) if member.name != "root_checked"]
+        names = [member.name for member in fields(self) if member.name != "root_checked_at"]
         return AppendTarget, tuple(getattr(self, name) for name in names)
 
 

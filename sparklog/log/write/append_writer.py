@@ -38,8 +38,8 @@ class AppendWriter:
         options: codec and sizes.
         env: clocks and random numbers.
         seed: selects the first partition of rows without a key.
-        checked_root: the caller has checked that the root is the driver's root.
-        copied: the rows are records of another topic, so negative timestamps are allowed.
+        is_root_checked: the caller has checked that the root is the driver's root.
+        allow_negative_timestamps: accept them, because the rows are copies of records that Kafka clients wrote.
     """
 
     def __init__(
@@ -49,13 +49,13 @@ class AppendWriter:
         env: Env = SYSTEM,
         seed: int = 0,
         *,
-        checked_root: bool = False,
-        copied: bool = False,
+        is_root_checked: bool = False,
+        allow_negative_timestamps: bool = False,
     ) -> None:
         self._target = target
         self._options = options if options is not None else WriteOptions()
         self._env = env
-        self._copied = copied
+        self._allow_negative_timestamps = allow_negative_timestamps
         self._partitioner = Partitioner(target.partitions, seed=seed, sticky_bytes=self._options.batch_bytes)
         codec = target.configs.codec(self._options.codec)
         self._encode = EncodeOptions(
@@ -67,9 +67,11 @@ class AppendWriter:
         )
         self._pending: list[pa.RecordBatch] = []
         self._pending_bytes = 0
-        self._output = SliceOutput(target, env, self._options.file_bytes, root_checked=checked_root)
+        self._output = SliceOutput(target, env, self._options.file_bytes, is_root_checked=is_root_checked)
         self._counts: dict[int, tuple[int, int]] = {}
-        """Records and bytes by partition, or by `ANY_PARTITION` if the writer chose the partition."""
+        """The number of records and their bytes, by partition; by `ANY_PARTITION` for rows whose partition this writer
+        chose.
+        """
         self._failure: str | None = None
         """The reason why accepted rows are lost. None if the writer has all accepted rows."""
 
@@ -81,6 +83,7 @@ class AppendWriter:
     def write(self, batch: pa.RecordBatch) -> None:
         """Add the rows of a batch. Raises `BadRequest` if the columns of the batch are invalid."""
         self._check_usable()
+        # Outside `_failing`, because a batch with invalid columns is rejected before any of its rows is accepted.
         chunks = checked_chunks(batch, self._options.buffer_bytes)
         with self._failing():
             for chunk in chunks:
@@ -98,6 +101,7 @@ class AppendWriter:
             self._flush()
 
     def _flush(self) -> None:
+        """Encode and upload the buffered rows. If this fails, some of them are lost; see `_failing`."""
         if not self._pending:
             return
         now_ms = self._env.wall_ms()
@@ -106,7 +110,7 @@ class AppendWriter:
         for partition, encoded in encode_rows(batches, options=self._encode):
             self._count(partition, encoded.records - encoded.free_records, encoded.content_bytes - encoded.free_bytes)
             self._count(ANY_PARTITION, encoded.free_records, encoded.free_bytes)
-            self._output.add(self._described(partition, encoded), encoded.buffers)
+            self._output.add(self._described(partition, encoded, now_ms), encoded.buffers)
 
     def finish(self) -> list[FileSlices]:
         """Flush, and return the durable files or an inline file for `TopicLog.commit_append`."""
@@ -117,9 +121,9 @@ class AppendWriter:
         if not files:
             return files
         # The last file gets the total counts, because the content does not depend on how rows are divided into files.
-        nothing, rows = RowCounts(self._target.partitions, {}), RowCounts(self._target.partitions, self._counts)
+        no_rows, all_rows = RowCounts(self._target.partitions, {}), RowCounts(self._target.partitions, self._counts)
         *earlier, last = files
-        return [*(replace(file, counts=nothing) for file in earlier), replace(last, counts=rows)]
+        return [*(replace(file, counts=no_rows) for file in earlier), replace(last, counts=all_rows)]
 
     def discard(self) -> None:
         """Discard all rows. The writer can no longer be used."""
@@ -128,6 +132,7 @@ class AppendWriter:
         self._output.discard()
 
     def _check_usable(self) -> None:
+        """Raise `BadRequest` if the writer has lost accepted rows."""
         if self._failure is not None:
             raise BadRequest(
                 f"the writer of topic '{self._target.topic}' has lost rows and cannot be used: {self._failure}; write "
@@ -144,19 +149,21 @@ class AppendWriter:
             raise
 
     def _partitioned(self, batches: list[pa.RecordBatch], now_ms: int) -> EncoderRows:
-        rows = rows_of(batches, now_ms, copied=self._copied)
+        """Return the rows of batches with the partition of each row. Raises `BadRequest` if the topic rejects a row."""
+        rows = rows_of(batches, now_ms, allow_negative_timestamps=self._allow_negative_timestamps)
         _check_rows(rows, self._target, now_ms)
         partition = self._partitioner.assign(rows.n, key=rows.key, value=rows.value, partition=rows.partition)
         is_explicit = None if rows.partition is None else valid_rows(rows.partition)
         lanes = None if self._target.partitions == 1 else partition
-        return EncoderRows(rows.key, rows.value, rows.headers, rows.timestamp, lanes, is_explicit)
+        return EncoderRows(rows.key, rows.value, rows.headers, rows.timestamp, partition=lanes, explicit=is_explicit)
 
     def _count(self, partition: int, records: int, nbytes: int) -> None:
         if records:
             before = self._counts.get(partition, (0, 0))
             self._counts[partition] = before[0] + records, before[1] + nbytes
 
-    def _described(self, partition: int, encoded: EncodedSlice) -> WrittenSlice:
+    def _described(self, partition: int, encoded: EncodedSlice, now_ms: int) -> WrittenSlice:
+        """Return the description of a slice for the footer of its file and for the commit."""
         flags = SliceFlag.LOG_APPEND_TIME if self._encode.log_append_time else SliceFlag.NONE
         if encoded.has_null_keys:
             flags |= SliceFlag.HAS_NULL_KEYS
@@ -167,7 +174,7 @@ class AppendWriter:
             records=encoded.records,
             min_ts=encoded.min_ts,
             # The age of records without timestamps is based on their append time.
-            max_ts=self._env.wall_ms() if encoded.max_ts < 0 else encoded.max_ts,
+            max_ts=now_ms if encoded.max_ts < 0 else encoded.max_ts,
             crc=encoded.crc,
             flags=int(flags),
             index=_index(encoded),
@@ -175,6 +182,7 @@ class AppendWriter:
 
 
 def _check_rows(rows: Rows, target: AppendTarget, now_ms: int) -> None:
+    """Raise `BadRequest` if a key is missing in a compacted topic, or a timestamp is too far from the clock."""
     configs = target.configs
     if configs.is_compacted and (rows.key is None or rows.key.null_count):
         raise BadRequest(f"topic {target.topic} is compacted and rejects records without a key; add a key to each row")
@@ -193,6 +201,7 @@ def _check_rows(rows: Rows, target: AppendTarget, now_ms: int) -> None:
 
 
 def _index(encoded: EncodedSlice) -> SliceIndex | None:
+    """Return the index of a slice, or None if the slice is small."""
     if encoded.nbytes <= INDEX_MIN_BYTES:
         return None
     base = np.concatenate([np.zeros(1, np.int64), encoded.last_offsets[:-1] + 1])

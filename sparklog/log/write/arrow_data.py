@@ -43,10 +43,10 @@ def write_files(
     *,
     options: WriteOptions | None,
     writer: WriterKey | None,
-    copied: bool = False,
+    allow_negative_timestamps: bool = False,
 ) -> list[FileSlices]:
     seed = sticky_seed(writer.id, writer.batch) if writer is not None else env.random.getrandbits(63)
-    sink = AppendWriter(target, options, env, seed, copied=copied)
+    sink = AppendWriter(target, options, env, seed, allow_negative_timestamps=allow_negative_timestamps)
     try:
         for batch in batches(data):
             sink.write(batch)

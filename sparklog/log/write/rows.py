@@ -101,14 +101,16 @@ def joinable(batches: list[pa.RecordBatch]) -> Iterator[list[pa.RecordBatch]]:
         yield group
 
 
-def rows_of(batches: Sequence[pa.RecordBatch], now_ms: int, *, copied: bool = False) -> Rows:
+def rows_of(batches: Sequence[pa.RecordBatch], now_ms: int, *, allow_negative_timestamps: bool = False) -> Rows:
     """Return the rows of checked batches. Null timestamps become `now_ms`.
 
-    Raises `BadRequest` if a header key is null. Also raises it if a timestamp is negative, unless the rows are `copied`
-    from a log, because Kafka clients may have written negative timestamps.
+    Raises `BadRequest` if a header key is null, or if a timestamp is negative and `allow_negative_timestamps` is false.
     """
     key, value, headers, timestamp, partition = ([_column(batch, name) for batch in batches] for name in ROW_COLUMNS)
-    times = [np.broadcast_to(_milliseconds(array, now_ms, copied=copied), len(array)) for array in timestamp]
+    times = [
+        np.broadcast_to(_milliseconds(array, now_ms, allow_negative=allow_negative_timestamps), len(array))
+        for array in timestamp
+    ]
     return Rows(
         n=sum(batch.num_rows for batch in batches),
         key=_joined([_as_binary(array) for array in key], pa.large_binary()),
@@ -212,7 +214,7 @@ def _narrow(array: pa.Array) -> pa.Array:
     return array.cast(pa.string() if pa.types.is_large_string(array.type) else pa.binary())
 
 
-def _milliseconds(array: pa.Array, now_ms: int, *, copied: bool) -> Int64s | int:
+def _milliseconds(array: pa.Array, now_ms: int, *, allow_negative: bool) -> Int64s | int:
     if array.null_count == len(array):
         return now_ms
     unit = array.type.unit if pa.types.is_timestamp(array.type) else "ms"
@@ -220,7 +222,7 @@ def _milliseconds(array: pa.Array, now_ms: int, *, copied: bool) -> Int64s | int
     values: Int64s = fixed_values(array, np.int64)
     if valid is not None:
         values = np.where(valid, values, 0)
-    if len(values) and int(values.min()) < 0 and not copied:
+    if len(values) and int(values.min()) < 0 and not allow_negative:
         raise BadRequest(
             f"expected timestamps from 1970 on, found {int(values.min())} ({array.type}); correct the timestamp"
         )

@@ -68,7 +68,7 @@ def root_seen_once_for_all(patch: Patch) -> None:
     real = NumberedObjects.create
 
     def create(self: NumberedObjects, number: int, data: bytes, commit_id: str, basis: Expected) -> object:
-        return real(self, number, data, commit_id, replace(basis, root_seen=True))
+        return real(self, number, data, commit_id, replace(basis, is_root_checked=True))
 
     patch.setattr(NumberedObjects, "create", create)
 

@@ -28,7 +28,7 @@ def test_a_commit_of_few_records_takes_few_calls(tmp_path: Path) -> None:
     for batch in range(3 * COMMITS):
         key = KafkaWriterKey("producer", batch, batch - 1 if batch else None, 100)
         with counted_calls("call", "c_call") as count:
-            log.commit_append(files, target, kafka_writers=(key,), unless_changed=True)
+            log.commit_append(files, target, kafka_writers=(key,), is_optimistic=True)
         counts.append(count[0])
     # Embedded documents and occasional checkpoints are included.
     assert sum(counts[-COMMITS:]) / COMMITS < MAX_CALLS
