@@ -49,6 +49,7 @@ COMMIT_BYTES = 64 << 20
 """The approximate maximum size of a commit. The remaining batches are added to the next commit."""
 _LOG = logging.getLogger("sparklog.serve")
 INTERNAL_ERROR = ProduceResponse(Code.UNKNOWN_SERVER_ERROR)
+STOPPING = ProduceResponse(Code.NOT_LEADER_OR_FOLLOWER, message="the server is stopping; the batch was not written")
 
 
 @dataclass(slots=True, eq=False)
@@ -119,6 +120,7 @@ class Appends:
         default = LINGER_SECONDS if log.root.store.parallel_reads == 1 else BUCKET_LINGER_SECONDS
         self._linger = default if linger_seconds is None else linger_seconds
         self._topics: dict[str, TopicQueue] = {}
+        self._is_closed = False
 
     def add(
         self,
@@ -136,6 +138,16 @@ class Appends:
         if queue.worker is None or queue.worker.done():
             queue.worker = loop.create_task(self._commit_pending(topic, queue))
         return batch.response
+
+    async def close(self, timeout_seconds: float) -> None:
+        """Reject batches whose commit has not started, and wait for the commits in flight until the timeout.
+
+        A client that got no response to a committed batch would have to write the batch again.
+        """
+        self._is_closed = True
+        workers = [queue.worker for queue in self._topics.values() if queue.worker is not None]
+        if workers:
+            await asyncio.wait(workers, timeout=timeout_seconds)
 
     async def _commit_pending(self, topic: str, queue: TopicQueue) -> None:
         """Commit the pending batches of a topic until no batches are pending."""
@@ -159,6 +171,8 @@ class Appends:
             del self._topics[topic]
 
     async def _commit(self, topic: str, batches: Sequence[PendingBatch]) -> Responses:
+        if self._is_closed:
+            return dict.fromkeys(batches, STOPPING)
         try:
             responses: Responses = await self._run(commit_batches, self._root.engine.log(topic), batches)
         except Exception:  # noqa: BLE001 - the batches of other producers must still be committed

@@ -39,6 +39,7 @@ READ_BYTES = 1 << 20
 WRITE_BYTES = 256 << 10
 """The number of bytes to pass to a stream in one call, because a stream copies and keeps the bytes that it cannot send.
 """
+FLUSH_PAUSE_SECONDS = 0.01
 MAX_BUFFERS = 512
 """The maximum number of buffers per `sendmsg` call. The operating system allows 1,024."""
 
@@ -75,6 +76,12 @@ class Connection:
             or (self._request_started is not None and now - self._request_started > limits.request_seconds)
             or now - self._last > limits.idle_seconds
         )
+
+    async def flush(self) -> None:
+        """Wait until the responses have been passed to the operating system."""
+        # On Python 3.10, only one task may wait for `drain`, and `run` may be waiting for it.
+        while self._writer.transport.get_write_buffer_size():
+            await asyncio.sleep(FLUSH_PAUSE_SECONDS)
 
     def close(self) -> None:
         # A closed TLS connection no longer has a socket.

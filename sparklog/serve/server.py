@@ -33,6 +33,8 @@ TIMEOUT_SECONDS = 10.0
 """Kafka's `transaction.abort.timed.out.transaction.cleanup.interval.ms`."""
 IMPORT_SECONDS, KERNEL_SECONDS = 0.2, 1.0
 SCRAPE_SECONDS = 10.0
+STOP_SECONDS = 5.0
+"""The maximum time that a stopping server waits for commits in flight, and then for clients to receive responses."""
 BUFFER_BYTES = 1 << 20
 _LOG = logging.getLogger("sparklog.serve")
 
@@ -81,7 +83,8 @@ class Server:
         self._hosts: Counter[str] = Counter()
         """The number of open connections by address, including TLS handshakes in progress."""
         self._scrapes: asyncio.Server | None = None
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._background_tasks: set[asyncio.Task[None]] = set()
+        self._connection_tasks: set[asyncio.Task[None]] = set()
         self._sockets: list[socket.socket] = []
 
     async def start(self) -> Address:
@@ -93,28 +96,30 @@ class Server:
             self._services.peers = Peers((address,))
         self._services.peers.start()
         for listener in self._sockets:
-            self._start(self._accepting(listener))
-        self._start(self._sweeping())
+            _start(self._accepting(listener), self._background_tasks)
+        _start(self._sweeping(), self._background_tasks)
         if options.writable:
-            self._start(self._timing_out())
+            _start(self._timing_out(), self._background_tasks)
         if options.metrics_port is not None:
             scraped = Address(options.listen.host, options.metrics_port)
             listeners = await _listen(scraped)
             self._scrapes = await asyncio.start_server(self._scraped, sock=listeners[0])
         return address
 
-    def _start(self, work: Coroutine[Any, Any, None]) -> None:
-        task = asyncio.get_running_loop().create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
-
     async def stop(self) -> None:
+        """Stop accepting connections, respond to the batches of commits in flight, and close all connections."""
         if self._scrapes is not None:
             self._scrapes.close()
-        for task in list(self._tasks):
+        for task in self._background_tasks:
             task.cancel()
         for listener in self._sockets:
             listener.close()
+        await self._services.finish_appends(STOP_SECONDS)
+        flushes = asyncio.gather(*(connection.flush() for connection in self._connections), return_exceptions=True)
+        with suppress(asyncio.TimeoutError):
+            await asyncio.wait_for(flushes, STOP_SECONDS)
+        for task in self._connection_tasks:
+            task.cancel()
         for connection in list(self._connections):
             connection.close()
         self._services.close()
@@ -136,7 +141,7 @@ class Server:
                 continue
             metrics.accepted += 1
             self._hosts[peer[0]] += 1
-            self._start(self._serving(accepted, peer[0]))
+            _start(self._serving(accepted, peer[0]), self._connection_tasks)
 
     async def _serving(self, accepted: socket.socket, host: str) -> None:
         """Serve a connection, including its TLS handshake."""
@@ -199,6 +204,13 @@ class Server:
                     log.notify()
             except Exception as error:  # noqa: BLE001 - the next attempt may succeed
                 _LOG.warning("cannot abort transactions past their timeout: %s", error)
+
+
+def _start(work: Coroutine[Any, Any, None], tasks: set[asyncio.Task[None]]) -> None:
+    """Start a task, and keep it in `tasks` until it ends."""
+    task = asyncio.get_running_loop().create_task(work)
+    tasks.add(task)
+    task.add_done_callback(tasks.discard)
 
 
 async def _listen(address: Address) -> list[socket.socket]:

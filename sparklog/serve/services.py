@@ -230,6 +230,11 @@ class Services:
 
         return Appends(self.log, self.run, self.options.linger_seconds)
 
+    async def finish_appends(self, timeout_seconds: float) -> None:
+        """Finish the commits of batches that are in flight, and reject other batches."""
+        if "appends" in vars(self):
+            await self.appends.close(timeout_seconds)
+
     def close(self) -> None:
         self.log.close()
         self.peers.close()

@@ -20,13 +20,15 @@ from sparklog.format.record_batch import BatchHeader
 from sparklog.log.state.configs import TopicConfigs
 from sparklog.log.topic.engine import TopicLog
 from sparklog.log.topic.root import RootView
+from sparklog.serve import appends, batch_commit, server
 from sparklog.serve.appends import Appends, TopicQueue
 from sparklog.serve.batch_checks import checked_batch, next_number
 from sparklog.serve.batch_commit import Responses
 from sparklog.serve.codes import Code, CodeError, ProduceResponse
 from sparklog.serve.connection import DropConnection
-from sparklog.serve.options import Address
+from sparklog.serve.options import Address, ServeOptions
 from sparklog.serve.served_log import ServedLog
+from sparklog.serve.server import serving
 from sparklog.storage import local
 from tests.serve.clients import read_with_kafka_python
 from tests.serve.wire import Wire, batch_of
@@ -319,6 +321,78 @@ def test_an_internal_error_gets_a_response(tmp_path: Path, caplog: pytest.LogCap
     assert asyncio.run(produce()) == [Code.UNKNOWN_SERVER_ERROR, Code.NONE]
     assert values(topic) == [b"1"]
     assert "a mistake" in caplog.text
+
+
+def produce_request(value: bytes) -> dict[str, Any]:
+    """Return the fields of a Produce request with one batch."""
+    rows = [{"index": 0, "records": [batch_of([value])]}]
+    return {"acks": -1, "timeoutMs": 1000, "topicData": [{"name": "t", "partitionData": rows}]}
+
+
+@contextmanager
+def a_commit_in_flight(root: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Wire, Callable[[], None]]]:
+    """Yield a connection whose first batch is being committed, and a function that completes this commit.
+
+    At the end of the block, the server has been told to stop.
+    """
+    committing, complete = threading.Event(), threading.Event()
+    commit = batch_commit.commit_batches
+
+    def gated(log: TopicLog, batches: Sequence[Any]) -> Responses:
+        committing.set()
+        assert complete.wait(60)
+        return commit(log, batches)
+
+    monkeypatch.setattr(appends, "commit_batches", gated)
+    try:
+        with serving(str(root), ServeOptions(listen=Address("127.0.0.1", 0), writable=True)) as address:
+            wire = Wire(address)
+            wire.send("Produce", 7, produce_request(b"in flight"))
+            assert committing.wait(60)
+            yield wire, complete.set
+    finally:
+        complete.set()
+
+
+def test_a_stopping_server_responds_to_the_commit_in_flight_and_rejects_pending_batches(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    topic = topic_of(tmp_path)
+    added, stopping = threading.Event(), threading.Event()
+    add, close = Appends.add, Appends.close
+
+    def noting(self: Appends, *given: Any) -> Any:
+        response = add(self, *given)
+        added.set()
+        return response
+
+    async def closing(self: Appends, timeout_seconds: float) -> None:
+        stopping.set()
+        await close(self, timeout_seconds)
+
+    monkeypatch.setattr(Appends, "close", closing)
+    with a_commit_in_flight(tmp_path, monkeypatch) as (wire, complete):
+        monkeypatch.setattr(Appends, "add", noting)
+        wire.send("Produce", 7, produce_request(b"pending"))
+        assert added.wait(60)
+        responding = threading.Thread(target=lambda: stopping.wait(60) and complete())
+        responding.start()
+    responding.join()
+    rows = [wire.receive("Produce", 7)["responses"][0]["partitionResponses"][0] for _ in range(2)]
+    assert [row["errorCode"] for row in rows] == [Code.NONE, Code.NOT_LEADER_OR_FOLLOWER]
+    assert wire.socket.recv(1) == b""
+    wire.close()
+    assert values(topic) == [b"in flight"]
+
+
+def test_a_stopping_server_does_not_wait_for_a_slow_commit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    topic_of(tmp_path)
+    monkeypatch.setattr(server, "STOP_SECONDS", 0.1)
+    with a_commit_in_flight(tmp_path, monkeypatch) as (wire, _):
+        pass
+    with pytest.raises((AssertionError, ConnectionError)):
+        wire.receive("Produce", 7)
+    wire.close()
 
 
 def test_an_internal_error_closes_only_its_own_connection(
