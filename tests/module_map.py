@@ -92,6 +92,7 @@ INDIRECT: Mapping[str, tuple[str, ...]] = {
     "sparklog/tools/perf.py": ("tests/cli/test_perf.py",),
     "sparklog/storage/wrapper_store.py": ("tests/maintenance/test_throttle.py",),
     "sparklog/view.py": ("tests/kafka/test_directory.py",),
+    "sparklog/serve/apis/acls.py": ("tests/serve/test_acls.py",),
     "sparklog/serve/apis/sasl.py": ("tests/serve/test_users.py",),
     "sparklog/serve/apis/topics.py": ("tests/serve/test_producing.py",),
     "sparklog/serve/apis/fetch.py": ("tests/serve/test_reading.py",),

@@ -8,7 +8,7 @@ from __future__ import annotations
 from enum import IntFlag
 from typing import TYPE_CHECKING
 
-from sparklog.serve.users import GROUP, READ, WRITE
+from sparklog.serve.users import GROUP, READ, TRANSACTION, WRITE
 
 if TYPE_CHECKING:
     from sparklog.serve.services import ServedRequest
@@ -31,13 +31,21 @@ class Operation(IntFlag):
 
 NONE, _READ_ONLY = Operation(0), Operation.DESCRIBE | Operation.DESCRIBE_CONFIGS
 _CHANGE = Operation.CREATE | Operation.ALTER | Operation.ALTER_CONFIGS
+PERMITTED = {
+    READ: Operation.READ | _READ_ONLY,
+    WRITE: _CHANGE | Operation.WRITE | Operation.DELETE | Operation.DESCRIBE,
+    GROUP: Operation.READ | Operation.DELETE | Operation.ALTER_CONFIGS | _READ_ONLY,
+    TRANSACTION: Operation.WRITE | Operation.DESCRIBE,
+}
+"""The operations on a topic, group or transactional id that each permission of a users file includes."""
+CLUSTER_CHANGE = _CHANGE | Operation.CLUSTER_ACTION | Operation.IDEMPOTENT_WRITE
+"""The operations on the cluster of a user who may write all topics."""
 
 
 def topic_operations(request: ServedRequest, name: str) -> int:
     """Return the operations that the client may perform on a topic."""
     writes = request.services.options.writable and request.may(WRITE, name)
-    writing = _CHANGE | Operation.WRITE | Operation.DELETE | Operation.DESCRIBE if writes else NONE
-    return int(writing | (Operation.READ | _READ_ONLY if request.may(READ, name) else NONE))
+    return int((PERMITTED[WRITE] if writes else NONE) | (PERMITTED[READ] if request.may(READ, name) else NONE))
 
 
 def cluster_operations(request: ServedRequest) -> int:
@@ -46,11 +54,9 @@ def cluster_operations(request: ServedRequest) -> int:
     A user who may write all topics may alter the cluster.
     """
     writes = request.services.options.writable and request.may(WRITE, "")
-    writing = _CHANGE | Operation.CLUSTER_ACTION | Operation.IDEMPOTENT_WRITE if writes else NONE
-    return int(writing | _READ_ONLY)
+    return int((CLUSTER_CHANGE if writes else NONE) | _READ_ONLY)
 
 
 def group_operations(request: ServedRequest, name: str) -> int:
     """Return the operations that the client may perform on a consumer group."""
-    operations = Operation.READ | Operation.DELETE | Operation.ALTER_CONFIGS | _READ_ONLY
-    return int(operations if request.may(GROUP, name) else NONE)
+    return int(PERMITTED[GROUP] if request.may(GROUP, name) else NONE)

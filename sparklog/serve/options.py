@@ -133,6 +133,12 @@ class ServeOptions:
     limits: ServeLimits = field(default_factory=ServeLimits)
     session_timeouts_ms: tuple[int, int] = GROUP_SESSION_TIMEOUTS_MS
 
+    @property
+    def listener(self) -> str:
+        """The security protocol of the listener, which is also its name."""
+        encryption = "PLAINTEXT" if self.tls is None else "SSL"
+        return encryption if self.users is None else f"SASL_{encryption}"
+
     def __post_init__(self) -> None:
         """Raise `BadRequest` if other hosts could connect without TLS and `insecure` is not set."""
         if not (self.insecure or self.tls is not None or self.listen.is_loopback):

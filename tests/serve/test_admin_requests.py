@@ -173,3 +173,23 @@ def test_requests_of_other_clients_are_supported(
             wire.socket.sendall(struct.pack(">i", len(frame)) + frame)
             assert wire.receive(APIS[key].name, version) is not None, (client, APIS[key].name, version)
         wire.close()
+
+
+@pytest.mark.parametrize("writable", [True, False])
+def test_the_configs_of_a_server_include_its_options(root: Any, serve: Callable[..., Address], writable: bool) -> None:
+    address = serve(root.location, writable=writable)
+    wire = Wire(address)
+
+    def described(name: str) -> dict[str, Any]:
+        asked = {"resourceType": 4, "resourceName": name, "configurationKeys": None}
+        rows = wire.ask("DescribeConfigs", 4, {"resources": [asked]})["results"][0]["configs"]
+        return {row["name"]: (row["value"], row["configSource"]) for row in rows if row["readOnly"]}
+
+    assert described("1") == {
+        "advertised.listeners": (f"PLAINTEXT://{address}", 4),
+        "delete.topic.enable": (str(writable).lower(), 4),
+        "log.dirs": (str(root.location), 4),
+        "node.id": ("1", 4),
+    }
+    assert described("") == {}
+    wire.close()

@@ -105,7 +105,7 @@ def test_thousands_of_random_requests(kafka_server: KafkaServer, caplog: pytest.
 
 def test_an_unsupported_version_of_api_versions_returns_the_list(kafka_server: KafkaServer) -> None:
     wire = Wire(Address.of(kafka_server.bootstrap))
-    body = struct.pack(">hhih", API_VERSIONS, 4, 1, -1) + b"\0\5test\4\0"
+    body = struct.pack(">hhih", API_VERSIONS, APIS[API_VERSIONS].max_version + 1, 1, -1) + b"\0\5test\4\0"
     wire.socket.sendall(struct.pack(">i", len(body)) + body)
     answer = wire.receive("ApiVersions", 0)
     assert answer["errorCode"] == 35

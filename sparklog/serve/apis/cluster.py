@@ -1,7 +1,7 @@
-"""Admin requests for features that a root does not have: ACLs, quotas, replicas and a quorum.
+"""Admin requests for features that a root does not have: quotas, replicas and a quorum.
 
-The responses are those of a single broker without these features: ACLs are disabled, lists are empty, and no election
-is needed. DescribeProducers and ListConfigResources return the producers and configs of the root.
+The responses are those of a single broker without these features: lists are empty, and no election is needed.
+DescribeProducers and ListConfigResources return the producers and configs of the root.
 """
 
 from __future__ import annotations
@@ -27,39 +27,7 @@ QUOTA_ENTITIES = ("user", "client-id", "ip")
 METADATA_PARTITION = ("__cluster_metadata", 0)
 
 
-# -- ACLs
-
-
-def _disabled() -> Fields:
-    return failure(CodeError(Code.SECURITY_DISABLED, "No Authorizer is configured."))
-
-
-async def describe_acls(request: ServedRequest) -> Fields:
-    return _disabled()
-
-
-async def create_acls(request: ServedRequest) -> Fields:
-    return {"results": [_disabled() for _ in request.fields["creations"]]}
-
-
-async def delete_acls(request: ServedRequest) -> Fields:
-    return {"filterResults": [_disabled() for _ in request.fields["filters"]]}
-
-
-# -- users and quotas
-
-
-async def describe_user_scram_credentials(request: ServedRequest) -> Fields:
-    """Return no credentials, because the credentials in the file of `--users` are not disclosed."""
-    names = [user["name"] for user in request.fields["users"] or ()]
-
-    def row(name: str) -> Fields:
-        code, text = Code.RESOURCE_NOT_FOUND, "no SCRAM credentials exist for user"
-        if names.count(name) > 1:
-            code, text = Code.DUPLICATE_RESOURCE, "the request must list each user only once, found"
-        return {"user": name, **failure(CodeError(code, f"{text} {name!r}"))}
-
-    return {"errorMessage": "", "results": [row(name) for name in dict.fromkeys(names)]}
+# -- quotas
 
 
 async def describe_client_quotas(request: ServedRequest) -> Fields:
@@ -74,12 +42,6 @@ async def describe_client_quotas(request: ServedRequest) -> Fields:
 async def alter_client_quotas(request: ServedRequest) -> Fields:
     error = failure(CodeError(Code.UNSUPPORTED_VERSION, "client quotas are not supported"))
     return {"entries": [{"entity": entry["entity"], **error} for entry in request.fields["entries"]]}
-
-
-async def alter_user_scram_credentials(request: ServedRequest) -> Fields:
-    fields, text = request.fields, "users are defined in the file of `sparklog serve --users`; edit this file"
-    users = dict.fromkeys(row["name"] for row in (*fields["deletions"], *fields["upsertions"]))
-    return {"results": [{"user": name, **failure(CodeError(Code.UNSUPPORTED_VERSION, text))} for name in users]}
 
 
 # -- replicas and the quorum
@@ -145,7 +107,7 @@ async def describe_quorum(request: ServedRequest) -> Fields:
                 row |= failure(CodeError(Code.UNKNOWN_TOPIC_OR_PARTITION))
             rows.append(row)
         topics.append({"topicName": topic["topicName"], "partitions": rows})
-    listener = {"name": "PLAINTEXT" if services.options.tls is None else "SSL", "host": own.host, "port": own.port}
+    listener = {"name": services.options.listener, "host": own.host, "port": own.port}
     return {"topics": topics, "nodes": [{"nodeId": node_id, "listeners": [listener]}] if found else []}
 
 

@@ -111,11 +111,11 @@ def _fill(row: Fields, request: ServedRequest, topic: str, partition: Fields, re
     bound = polled.ends.get(number)
     if bound is None:
         raise CodeError(polled.code)
+    if not bound.log_start <= offset <= bound.high_watermark:
+        raise CodeError(Code.OFFSET_OUT_OF_RANGE)
     row["highWatermark"], row["lastStableOffset"] = bound.high_watermark, bound.last_stable
     row["logStartOffset"] = bound.log_start
     row["abortedTransactions"] = [] if request.isolation == READ_COMMITTED else None
-    if not bound.log_start <= offset <= bound.high_watermark:
-        raise CodeError(Code.OFFSET_OUT_OF_RANGE)
     end, nbytes = (
         bound.end(request.isolation),
         min(partition["partitionMaxBytes"], response.max_bytes - response.nbytes),

@@ -41,6 +41,10 @@ GROUP_KEY, TRANSACTION_KEY = 0, 1
 """Key types of FindCoordinator."""
 GROUPS_VERSION, KEYS_VERSION = 8, 4
 """The first versions of OffsetFetch and FindCoordinator that can request several groups."""
+PROTOCOL_VERSION, NOT_FOUND_VERSION = 5, 6
+"""The first version of SyncGroup that contains the protocol of the group, and the first version of DescribeGroups that
+returns an error if a group does not exist.
+"""
 NO_OFFSET: Fields = {"committedOffset": -1, "metadata": ""}
 
 
@@ -136,8 +140,15 @@ def _sender(request: ServedRequest) -> tuple[str, int, str | None]:
 
 @_with_code
 async def sync_group(request: ServedRequest) -> Fields:
-    assignments = {item["memberId"]: item["assignment"] for item in request.fields["assignments"]}
-    return {"assignment": await _members_of(request).sync(*_sender(request), assignments)}
+    members, fields = _members_of(request), request.fields
+    members.checked(*_sender(request))
+    if request.version >= PROTOCOL_VERSION:
+        for requested, current in ((fields["protocolType"], members.kind), (fields["protocolName"], members.protocol)):
+            if requested is None or (current and requested != current):
+                raise CodeError(Code.INCONSISTENT_GROUP_PROTOCOL)
+    assignments = {item["memberId"]: item["assignment"] for item in fields["assignments"]}
+    protocol = {"protocolType": fields["protocolType"], "protocolName": fields["protocolName"]}
+    return {"assignment": await members.sync(*_sender(request), assignments), **protocol}
 
 
 @_with_code
@@ -350,6 +361,14 @@ async def list_groups(request: ServedRequest) -> Fields:
 
 async def describe_groups(request: ServedRequest) -> Fields:
     rows = [{"groupId": name, **await _described(request, name)} for name in request.fields["groups"]]
+    if request.version >= NOT_FOUND_VERSION:
+        not_found: Fields = {"errorCode": Code.GROUP_ID_NOT_FOUND, "groupState": DEAD}
+        rows = [
+            {**row, **not_found, "errorMessage": f"Group {row['groupId']} not found."}
+            if row.get("groupState") == DEAD
+            else row
+            for row in rows
+        ]
     if request.fields["includeAuthorizedOperations"]:
         rows = [{**row, "authorizedOperations": group_operations(request, row["groupId"])} for row in rows]
     return {"groups": rows}

@@ -38,7 +38,8 @@ DELETE_BY_ID_VERSION, CONFIGS_VERSION = 6, 5
 configs.
 """
 SET, DELETE, APPEND, SUBTRACT = OPERATIONS = range(4)
-SOURCES = {TOPIC_CONFIG: 1, ROOT_DEFAULT: 3, DEFAULT_CONFIG: 5}
+SERVER_OPTION = "server option"
+SOURCES = {TOPIC_CONFIG: 1, ROOT_DEFAULT: 3, SERVER_OPTION: 4, DEFAULT_CONFIG: 5}
 TYPES = {"boolean": 1, "string": 2, "int": 3, "long": 5, "double": 6, "list": 7}
 
 
@@ -300,9 +301,29 @@ def _described(request: ServedRequest, kind: int, name: str, defaults: Callable[
     if kind == TOPIC:
         configs = described(name, root.topic(name).log.state(refresh=False), defaults(root))
         return [_row(item.name, item.value, CONFIGS[item.name].type.name, item.doc, item.synonyms) for item in configs]
-    rows = defaults(root).rows() if request.may(READ, "") else ()
-    # A resource without a name is all brokers. Return only the explicit defaults for it.
-    return [_default_row(row) for row in rows if row.pattern is None and (name or row.source == ROOT_DEFAULT)]
+    if not request.may(READ, ""):
+        return []
+    rows = [row for row in defaults(root).rows() if row.pattern is None]
+    if not name:
+        # A resource without a name is all brokers. Return only the explicit defaults for it.
+        return [_default_row(row) for row in rows if row.source == ROOT_DEFAULT]
+    return [*map(_default_row, rows), *_server_configs(request)]
+
+
+def _server_configs(request: ServedRequest) -> list[Fields]:
+    """Return the broker configs whose values are options of this server."""
+    services = request.services
+    values = {
+        "advertised.listeners": f"{services.options.listener}://{services.peers.own}",
+        "delete.topic.enable": str(services.options.writable).lower(),
+        "log.dirs": services.log.location,
+        "node.id": str(services.node_ids[services.peers.own]),
+    }
+    rows = []
+    for name, value in values.items():
+        row = _row(name, value, "string", "an option of sparklog serve", [ConfigSynonym(name, value, SERVER_OPTION)])
+        rows.append({**row, "readOnly": True})
+    return rows
 
 
 def _default_row(row: DefaultRow) -> Fields:
