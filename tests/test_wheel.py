@@ -138,7 +138,7 @@ def test_demo_of_the_image(installed: Path, tmp_path: Path) -> None:
     environ = {"PYSPARK_PYTHON": str(installed / "sparklog-python"), "PYSPARK_DRIVER_PYTHON": str(installed / "python")}
     done = run(installed, tmp_path, "python", "examples/demo.py", **environ)
     assert done.returncode == 0, done.stderr[-3000:]
-    assert "Tailed by a second query" in done.stdout
+    assert "3. Follow the topic with a second query that counts" in done.stdout
 
 
 def test_message_definitions(installed: Path, tmp_path: Path) -> None:

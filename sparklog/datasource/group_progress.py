@@ -11,7 +11,7 @@ programs. Therefore, a query continues even if its offsets cannot be committed f
 
 from __future__ import annotations
 
-from sparklog.datasource.offsets import StreamOffset
+from sparklog.datasource.offsets import OffsetJson, StreamOffset
 from sparklog.datasource.options import ReadOptions
 from sparklog.datasource.spark_workers import warn
 from sparklog.errors import Conflict, Fenced, NotFound, Unavailable
@@ -19,8 +19,6 @@ from sparklog.groups.group import Group
 from sparklog.groups.membership import Membership
 from sparklog.log.journal.clocks import ClockReading
 from sparklog.log.topic.root import Root
-
-Document = dict[str, object]
 
 RETRY_MS = 5_000
 """Time between two attempts if the group cannot be written. An idle query plans many times per second."""
@@ -36,11 +34,11 @@ class GroupProgress:
         self._instance = options.group_instance or f"spark-{root.env.new_id()}"
         self._member: Membership | None = None
         self._committed: dict[tuple[str, str], dict[int, int]] = {}
-        self._published: Document | None = None
+        self._published: OffsetJson | None = None
         self._failed: ClockReading | None = None
         self._left = False
 
-    def processed(self, start: Document) -> None:
+    def processed(self, start: OffsetJson) -> None:
         """Commit the offsets of `start` if they have changed. After a transient error, warn and let a later call retry.
 
         Raises Fenced if another run has replaced this run, or if the group was reset or deleted. Raises Corrupt or
@@ -64,7 +62,7 @@ class GroupProgress:
             self._failed = self._env.now()
             warn(f"group '{self._group.id}' is behind until a later micro-batch commits its offsets: {error}")
 
-    def finish(self, last: Document | None = None) -> None:
+    def finish(self, last: OffsetJson | None = None) -> None:
         """Leave the group. If the last commit failed, commit `last` before. Errors of the store are not raised."""
         if last is not None and self._failed is not None:
             self._failed = None
@@ -78,7 +76,7 @@ class GroupProgress:
         self._member = None
         self._left = True
 
-    def _publish(self, start: Document) -> None:
+    def _publish(self, start: OffsetJson) -> None:
         member = self._joined()
         if start != self._published:
             position = StreamOffset.from_json(start)

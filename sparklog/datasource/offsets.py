@@ -24,6 +24,8 @@ from sparklog.common.parsing import is_digits
 from sparklog.errors import BadRequest, shortened
 
 Positions = Mapping[str, Mapping[int, int]]
+OffsetJson = dict[str, object]
+"""An offset in the JSON form that Spark stores, compares and passes; see the module docstring."""
 
 LATEST = -1
 EARLIEST = -2
@@ -38,9 +40,9 @@ class StreamOffset:
     start: Positions | None = None
     initial: bool = False
 
-    def to_json(self) -> dict[str, object]:
+    def to_json(self) -> OffsetJson:
         """Return the document that Spark stores and compares, in the form that `json.dumps` writes."""
-        document: dict[str, object] = dict(_positions_json(self.positions))
+        document: OffsetJson = dict(_positions_json(self.positions))
         document["$ids"] = {topic: self.ids[topic] for topic in sorted(self.ids)}
         if self.start is not None:
             document["$start"] = _positions_json(self.start)

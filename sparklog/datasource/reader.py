@@ -2,7 +2,8 @@
 
 Spark creates the stream reader twice per query. The first reader is in a long-lived process that plans offsets, where
 the planner stays open. The second reader is only created to be pickled for the tasks. A task gets a `ReadTask` instead
-of the reader. The modules for planning are imported inside functions, because the second process does not need them.
+of the reader: `__reduce__` pickles a call of `copy` with the `ReadTask`. The modules for planning are imported inside
+functions, because the second process does not need them.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from pyspark.sql.datasource import DataSourceReader, DataSourceStreamReader, InputPartition
 
+from sparklog.datasource.offsets import OffsetJson
 from sparklog.datasource.options import Options
 from sparklog.datasource.read_task import ReadTask, log_partitions
 from sparklog.datasource.schema import Projection
@@ -28,6 +30,11 @@ if TYPE_CHECKING:
     from sparklog.datasource.group_progress import GroupProgress
     from sparklog.datasource.stream_plan import StreamPlanner
     from sparklog.log.state.view import LogView
+
+APPLY_OPTIONS = (1 << 63) - 1
+"""A `ReadMaxRows` with this number means "apply the rate options". Spark passes the default limit back unchanged,
+except for Trigger.Once, for which Spark passes `ReadAllAvailable`.
+"""
 
 
 class SparklogBatchReader(DataSourceReader):  # type: ignore[misc]
@@ -58,12 +65,6 @@ class SparklogBatchReader(DataSourceReader):  # type: ignore[misc]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         return self._task.read(partition)
-
-
-APPLY_OPTIONS = (1 << 63) - 1
-"""A `ReadMaxRows` with this number means "apply the rate options". Spark passes the default limit back unchanged,
-except for Trigger.Once, for which Spark passes `ReadAllAvailable`.
-"""
 
 
 class _OpenReader(NamedTuple):
@@ -109,7 +110,7 @@ class SparklogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return self._open
 
     @user_errors()
-    def initialOffset(self) -> dict[str, object]:  # noqa: N802
+    def initialOffset(self) -> OffsetJson:  # noqa: N802
         return self._opened().planner.initial()
 
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802
@@ -120,7 +121,7 @@ class SparklogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._opened().planner.prepare_available_now()
 
     @user_errors()
-    def latestOffset(self, start: dict[str, object], limit: ReadLimit) -> dict[str, object]:  # noqa: N802
+    def latestOffset(self, start: OffsetJson, limit: ReadLimit) -> OffsetJson:  # noqa: N802
         _, planner, progress = self._opened()
         if progress is not None:
             progress.processed(start)
@@ -130,11 +131,11 @@ class SparklogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return end
 
     @user_errors()
-    def reportLatestOffset(self) -> dict[str, object] | None:  # noqa: N802
+    def reportLatestOffset(self) -> OffsetJson | None:  # noqa: N802
         return self._opened().planner.report()
 
     @user_errors()
-    def partitions(self, start: dict[str, object], end: dict[str, object]) -> list[InputPartition]:
+    def partitions(self, start: OffsetJson, end: OffsetJson) -> list[InputPartition]:
         view, planner, progress = self._opened()
         # If Spark repeats the last micro-batch after a restart, the run starts here, because Spark does not call
         # `latestOffset` for that micro-batch. Before that, Spark plans from the latest offset to itself, and that
@@ -153,29 +154,21 @@ class SparklogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 self._open.progress.finish()
 
 
-class FailingStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  # type: ignore[misc]
+class FailingStreamReader(SparklogStreamReader):
     """A reader that raises an error in every call, because the actual reader could not be created.
 
-    If `streamReader` itself raised the error, Spark would fail in its clean-up and report that failure instead.
+    If `streamReader` itself raised the error, Spark would fail in its clean-up and report that failure instead. Every
+    method of a stream reader but `read` opens the reader first, so the error is raised there.
     """
 
     def __init__(self, error: SparklogError) -> None:
         self._error = error
+        self._open = None
 
-    @user_errors()
-    def initialOffset(self) -> dict[str, object]:  # noqa: N802
-        raise self._error
+    def __reduce__(self) -> Any:
+        return FailingStreamReader, (self._error,)
 
-    @user_errors()
-    def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802
-        raise self._error
-
-    @user_errors()
-    def latestOffset(self, start: dict[str, object], limit: ReadLimit) -> dict[str, object]:  # noqa: N802
-        raise self._error
-
-    @user_errors()
-    def partitions(self, start: dict[str, object], end: dict[str, object]) -> list[InputPartition]:
+    def _opened(self) -> _OpenReader:
         raise self._error
 
     @user_errors()

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamReader, DataSourceStreamWriter, InputPartition
 
+from sparklog.datasource.offsets import OffsetJson
 from sparklog.datasource.options import ReadOptions
 from sparklog.datasource.spark_workers import warn_once
 
@@ -69,8 +70,6 @@ __all__ = [
     "SupportsTriggerAvailableNow",
 ]
 
-Document = dict[str, object]
-
 TRIGGER_UNKNOWN = (
     "this Spark does not report the trigger of a query (4.2 does): with availableNow or once, a run reads at most "
     "maxOffsetsPerTrigger or maxBytesPerTrigger; remove these options for such triggers"
@@ -95,24 +94,24 @@ class LimitsInside(DataSourceStreamReader):  # type: ignore[misc]
     def __init__(self, reader: Any, read: ReadOptions | None) -> None:
         self._reader = reader
         self._limited = read is not None and (read.max_offsets_per_trigger or read.max_bytes_per_trigger) is not None
-        self._at: Document | None = None
+        self._at: OffsetJson | None = None
 
     def __reduce__(self) -> Any:
         # A task gets the pickled form of the reader, because the task does not plan offsets.
         return copy, (self._reader,)
 
-    def initialOffset(self) -> Document:  # noqa: N802
-        offset: Document = self._reader.initialOffset()
+    def initialOffset(self) -> OffsetJson:  # noqa: N802
+        offset: OffsetJson = self._reader.initialOffset()
         return offset
 
-    def latestOffset(self) -> Document:  # noqa: N802
+    def latestOffset(self) -> OffsetJson:  # noqa: N802
         start = self.initialOffset() if self._at is None else self._at
         if self._limited:
             warn_once([TRIGGER_UNKNOWN])
         self._at = self._reader.latestOffset(start, self._reader.getDefaultReadLimit())
         return self._at
 
-    def partitions(self, start: Document, end: Document) -> list[InputPartition]:
+    def partitions(self, start: OffsetJson, end: OffsetJson) -> list[InputPartition]:
         self._at = end
         if "$initial" not in start and start != end:
             # This is not the first micro-batch of the query, because Spark's wrapper for AvailableNow requests an end

@@ -26,7 +26,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Set
 from dataclasses import dataclass
 
-from sparklog.datasource.offsets import StreamOffset, describe
+from sparklog.datasource.offsets import OffsetJson, StreamOffset, describe
 from sparklog.datasource.options import ReadOptions
 from sparklog.datasource.rate_limits import Offsets, RateLimits
 from sparklog.datasource.starting_offsets import (
@@ -48,8 +48,6 @@ from sparklog.log.state.view import READ_COMMITTED, Bounds, LogView, OffsetRange
 from sparklog.storage.retries import Clock
 
 RESTORED = "; if the root was restored from an older copy, start the query again with a separate checkpointLocation"
-
-Document = dict[str, object]
 
 
 class _Topics:
@@ -78,14 +76,16 @@ class _Topics:
         self._listed_at = self._clock.now()
         self._use(self.names)
 
-    def refresh(self, named: Set[str] = frozenset()) -> None:
-        """Take a snapshot of the topics to read, including `named`. List topics again if the list is too old."""
+    def refresh(self, checkpoint_topics: Set[str] = frozenset()) -> None:
+        """Take a snapshot of the topics to read, including those of a checkpoint. List topics again if the list is too
+        old.
+        """
         now = self._clock.now()
         max_age = self._options.metadata_max_age_ms / 1000
         if self._listed_at is None or (self._subscriber.open_ended and now - self._listed_at >= max_age):
             self.names = self._subscriber.topics()
             self._listed_at = now
-        self.names = sorted({*named, *self.names})
+        self.names = sorted({*checkpoint_topics, *self.names})
         self.refresh_only(self.names)
 
     def refresh_only(self, names: list[str]) -> list[str]:
@@ -127,12 +127,13 @@ class _Topics:
 
 
 @dataclass(frozen=True, slots=True)
-class _Idle:
-    """A call of `latest` that returned its own start. If all fields are equal in a later call, the result is also
-    equal.
+class _IdleCall:
+    """A call of `latest` that found nothing to read. If all fields are equal in a later call, the result is also equal.
+
+    `checkpoint` is the parsed `start`, and `unread` are the offsets in it that the query does not read.
     """
 
-    start: Document
+    start: OffsetJson
     checkpoint: StreamOffset
     unread: Offsets
     bounds: Partitions
@@ -159,15 +160,15 @@ class StreamPlanner:
         self._clock = clock or Clock()
         self._topics = _Topics(view, subscriber, options, self._clock)
         self._loss = DataLoss(options.fail_on_data_loss)
-        self._initial: Document | None = None
+        self._initial: OffsetJson | None = None
         self._names_checked = False
         self._must_wait = False
-        self._idle_call: _Idle | None = None
+        self._idle_call: _IdleCall | None = None
         self._limits = RateLimits(view, options, self._clock)
         self._target: Offsets | None = None
         self._is_finished = False
 
-    def initial(self) -> Document:
+    def initial(self) -> OffsetJson:
         """Return the start of a new query. Spark calls this twice, so the planner always returns the same result."""
         if self._initial is None:
             committed = group_offsets(self._view, self._options)
@@ -193,7 +194,7 @@ class StreamPlanner:
         """True if the last call of `latest` found that the AvailableNow run has read everything up to its target."""
         return self._is_finished
 
-    def latest(self, start: Document, *, limited: bool) -> Document:
+    def latest(self, start: OffsetJson, *, limited: bool) -> OffsetJson:
         """Return the end of the next micro-batch, or `start` itself if there is nothing to read.
 
         Waits for at most one poll interval. If `limited` is False (Trigger.Once), the rate options are ignored, and the
@@ -205,15 +206,15 @@ class StreamPlanner:
             checkpoint, unread = previous.checkpoint, previous.unread
         else:
             checkpoint = StreamOffset.from_json(start)
-            unread = self._check_read(checkpoint)
+            unread = self._unread(checkpoint)
         if limited and self._target is None and self._must_wait:
             self._wait_for_poll_interval()
         # The list of topics may be old, so also refresh the topics of the checkpoint.
         self._topics.refresh(checkpoint.positions.keys() - unread.keys())
         bounds = self._topics.bounds()
-        idle = _Idle(start, checkpoint, unread, bounds, self._topics.ids(bounds))
-        if idle == previous and self._target is None:
-            self._idle_call = idle
+        call = _IdleCall(start, checkpoint, unread, bounds, self._topics.ids(bounds))
+        if call == previous and self._target is None:
+            self._idle_call = call
             return start
         self._wait_for_checkpoint(checkpoint, self._topics.names)
         self._check_names(checkpoint)
@@ -223,11 +224,11 @@ class StreamPlanner:
         if limited:
             end = self._limits.plan(begin, available, bounds=self._topics.bounds(), may_delay=self._target is None)
         self._must_wait = end == begin
-        answer = StreamOffset(end, self._topics.ids(end), start=begin if checkpoint.initial else None)
+        result = StreamOffset(end, self._topics.ids(end), start=begin if checkpoint.initial else None)
         # Spark compares offsets as JSON strings, so return `start` itself if there are no new records.
-        if _adds_to(checkpoint, answer, begin):
-            return answer.to_json()
-        self._idle_call = idle if available == begin else None
+        if _adds_to(checkpoint, result, begin):
+            return result.to_json()
+        self._idle_call = call if available == begin else None
         self._is_finished = self._target is not None
         return start
 
@@ -247,20 +248,20 @@ class StreamPlanner:
             for topic, offsets in begin.items()
         }
 
-    def ranges(self, start: Document, end: Document) -> list[OffsetRange]:
+    def ranges(self, start: OffsetJson, end: OffsetJson) -> list[OffsetRange]:
         """Return the offsets between two results. Check that the offsets can still be read."""
         if start == end:
             return []
         base, stop = StreamOffset.from_json(start), StreamOffset.from_json(end)
         if stop.start is not None:
             base = StreamOffset(stop.start, stop.ids)
-        self._check_read(stop)
+        self._unread(stop)  # raises an error if the micro-batch belongs to another query
         if not self._topics.contains(stop):
             self._topics.refresh_only(sorted(stop.positions))
             self._wait_for_planned_end(base, stop)
         return [offsets for topic in sorted(stop.positions) for offsets in self._topic_ranges(topic, base, stop)]
 
-    def report(self) -> Document | None:
+    def report(self) -> OffsetJson | None:
         """Return the ends of the partitions in the latest snapshot, for query progress. Return None if there are no
         topics.
         """
@@ -276,8 +277,8 @@ class StreamPlanner:
             self._subscriber.require(missing)
         self._names_checked = True
 
-    def _check_read(self, checkpoint: StreamOffset) -> Offsets:
-        """Check that this query reads the partitions of a checkpoint. Return the offsets that it does not read.
+    def _unread(self, checkpoint: StreamOffset) -> Offsets:
+        """Return the offsets of a checkpoint that this query does not read, which are ignored.
 
         Raises BadRequest if there are such offsets, unless data loss is allowed and the query reads some of the
         offsets. If the query reads none of the offsets, the checkpoint belongs to another query.
@@ -295,24 +296,28 @@ class StreamPlanner:
         return unread
 
     def _wait_for(
-        self, named: StreamOffset, topics: list[str], end_of: Callable[[Bounds], int] = log_end_of
+        self, known: StreamOffset, topics: list[str], end_of: Callable[[Bounds], int] = log_end_of
     ) -> list[TopicPartition]:
         """Wait for offsets that have existed, but that a cache may hide. Return the partitions that still end before
         them.
         """
         return wait_until_reached(
-            self._view, named, self._topics.existing, lambda: self._topics.refresh_only(topics), self._clock, end_of
+            self._view, known, self._topics.existing, lambda: self._topics.refresh_only(topics), self._clock, end_of
         )
 
-    def _wait_for_checkpoint(self, named: StreamOffset, topics: list[str]) -> None:
-        unread = self._subscriber.others(named.positions)
+    def _wait_for_checkpoint(self, checkpoint: StreamOffset, topics: list[str]) -> None:
+        """Wait for the offsets of a checkpoint that this query reads.
+
+        Raises Unavailable if caches have expired and the log still ends before them, although the topic is the same.
+        """
+        unread = self._subscriber.others(checkpoint.positions)
         positions = {
             topic: {p: offset for p, offset in offsets.items() if p not in unread.get(topic, {})}
-            for topic, offsets in named.positions.items()
+            for topic, offsets in checkpoint.positions.items()
         }
-        hidden = self._wait_for(StreamOffset(positions, named.ids), topics)
+        hidden = self._wait_for(StreamOffset(positions, checkpoint.ids), topics)
         # If the id of a topic is unknown, the topic may have been created again. The caller then reports data loss.
-        hidden = [(topic, partition) for topic, partition in hidden if topic in named.ids]
+        hidden = [(topic, partition) for topic, partition in hidden if topic in checkpoint.ids]
         if hidden:
             raise Unavailable(
                 f"The checkpoint is ahead of the log of {partition_names(hidden)} as seen from this host: start the "
@@ -337,6 +342,7 @@ class StreamPlanner:
             )
 
     def _wait_for_poll_interval(self) -> None:
+        """Wait until one poll interval has passed since the latest snapshot."""
         interval_ms = self._options.poll_interval_ms
         seconds = (self._view.poll_interval_ms if interval_ms is None else interval_ms) / 1000
         refreshed_at = self._topics.refreshed_at
@@ -363,6 +369,7 @@ class StreamPlanner:
         return begin
 
     def _is_same_topic(self, topic: str, start: StreamOffset) -> bool:
+        """Return True if a topic still has the id in `start`. Otherwise, report data loss."""
         before, now = start.ids.get(topic), self._view.topic_id(topic)
         if before is None or before == now:
             return True
@@ -416,9 +423,9 @@ class StreamPlanner:
         return ranges
 
 
-def _adds_to(start: StreamOffset, answer: StreamOffset, begin: Offsets) -> bool:
+def _adds_to(start: StreamOffset, result: StreamOffset, begin: Offsets) -> bool:
     """Return True if a result differs from `start` in more than new partitions that are still at their beginning."""
-    if start.initial or any(start.ids.get(topic, topic_id) != topic_id for topic, topic_id in answer.ids.items()):
+    if start.initial or any(start.ids.get(topic, topic_id) != topic_id for topic, topic_id in result.ids.items()):
         return True
     positions = {topic: {**offsets, **start.positions.get(topic, {})} for topic, offsets in begin.items()}
-    return answer.positions != {**start.positions, **positions}
+    return result.positions != {**start.positions, **positions}

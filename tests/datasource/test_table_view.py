@@ -126,6 +126,28 @@ def test_invalid_options_are_rejected(
     assert "\n" not in str(error.value)
 
 
+@pytest.mark.parametrize(
+    ("method", "arguments"),
+    [
+        ("initialOffset", ()),
+        ("prepareForTriggerAvailableNow", ()),
+        ("latestOffset", ({}, None)),
+        ("reportLatestOffset", ()),
+        ("partitions", ({}, {"t": {"0": 1}})),
+        ("read", (None,)),
+    ],
+)
+def test_each_call_of_a_reader_that_cannot_be_created_raises_the_reason(
+    method: str, arguments: tuple[object, ...]
+) -> None:
+    reader = FailingStreamReader(BadRequest("the reason"))
+    reader.stop()
+    for copied in (reader, pickle.loads(pickle.dumps(reader))):
+        with pytest.raises(Exception, match="the reason") as error:
+            getattr(copied, method)(*arguments)
+        assert type(error.value).__name__ == f"[{BadRequest.code}]"
+
+
 @pytest.mark.parametrize("options", [{"view": "table"}, {"asOfTimestamp": "1"}, {"asOfOffsets": OFFSETS}])
 def test_a_stream_rejects_table_options(root: Root, options: dict[str, str]) -> None:
     pytest.importorskip("pyspark", "4.2")
