@@ -100,7 +100,8 @@ class LogLines(logging.Handler):
     """A logging handler that prints the log of the library on stderr."""
 
     def emit(self, record: logging.LogRecord) -> None:
-        warn(record.getMessage())
+        # Warnings that Spark or a notebook shows begin with the name of the library.
+        warn(record.getMessage().removeprefix("sparklog: "))
 
 
 def log_from(level: int) -> None:

@@ -139,6 +139,8 @@ def test_an_interrupt_stops_spark_and_is_one_line(
 
     fake = FakeSpark()
     monkeypatch.setattr(stream, "SparkSession", type("FakeSession", (), {"builder": Builder()}))
+    # Tests that ran before may have started a session.
+    monkeypatch.setattr(stream.sparklog, "configure", lambda builder: builder)
     monkeypatch.setattr(stream.sparklog, "register", lambda spark: None)
     monkeypatch.setattr(stream, "start", start)
     source = ["--source", str(fixtures / "transactions" / "data")]
