@@ -193,3 +193,30 @@ def test_the_configs_of_a_server_include_its_options(root: Any, serve: Callable[
     }
     assert described("") == {}
     wire.close()
+
+
+def test_replicas_stay_in_the_only_log_directory(root: Any, serve: Callable[..., Address]) -> None:
+    wire = Wire(serve(root.location))
+    rows = [{"name": "t", "partitions": [0, 7]}, {"name": "none", "partitions": [0]}]
+    dirs = [{"path": path, "topics": rows} for path in (str(root.location), "/other")]
+    results = wire.ask("AlterReplicaLogDirs", 2, {"dirs": dirs})["results"]
+    codes = [[row["errorCode"] for row in topic["partitions"]] for topic in results]
+    unknown, other = Code.UNKNOWN_TOPIC_OR_PARTITION, Code.LOG_DIR_NOT_FOUND
+    assert codes == [[Code.NONE, unknown], [unknown], [other, other], [other]]
+    wire.close()
+
+
+def test_throttles_of_reassignments_can_be_deleted_but_not_set(root: Any, serve: Callable[..., Address]) -> None:
+    wire = Wire(serve(root.location, writable=True))
+
+    def altered(kind: int, name: str, config: str, operation: int) -> int:
+        items = [{"name": config, "configOperation": operation, "value": None if operation else "1:1"}]
+        resource = {"resourceType": kind, "resourceName": name, "configs": items}
+        (row,) = wire.ask("IncrementalAlterConfigs", 1, {"resources": [resource]})["responses"]
+        return int(row["errorCode"])
+
+    delete, invalid = 1, (Code.INVALID_REQUEST, Code.INVALID_CONFIG)
+    assert altered(4, "1", "leader.replication.throttled.rate", delete) == Code.NONE
+    assert altered(4, "1", "leader.replication.throttled.rate", 0) in invalid
+    assert altered(2, "t", "leader.replication.throttled.replicas", delete) == Code.NONE
+    wire.close()

@@ -73,6 +73,26 @@ def alter_partition_reassignments(request: ServedRequest) -> Fields:
     return {"responses": rows}
 
 
+def alter_replica_log_dirs(request: ServedRequest) -> Fields:
+    """Accept the only log directory, which is the served location. All partitions are already there."""
+    dirs = request.fields["dirs"]
+    polled = _visible(request, (topic["name"] for entry in dirs for topic in entry["topics"]), may_see)
+
+    def row(path: str, topic: str, number: int) -> Fields:
+        state = polled[topic]
+        code = Code.NONE if number in state.ends else state.code
+        if path != request.services.log.location and state is not DENIED:
+            code = Code.LOG_DIR_NOT_FOUND
+        return {"partitionIndex": number, "errorCode": code}
+
+    rows = [
+        {"topicName": topic["name"], "partitions": [row(entry["path"], topic["name"], n) for n in topic["partitions"]]}
+        for entry in dirs
+        for topic in entry["topics"]
+    ]
+    return {"results": rows}
+
+
 def elect_leaders(request: ServedRequest) -> Fields:
     kind, topics = request.fields["electionType"], request.fields["topicPartitions"] or []
     error = None

@@ -89,6 +89,7 @@ APIS = {
         Api(31, "DeleteAcls", 1, 3, "acls"),
         Api(32, "DescribeConfigs", 1, 4, "topics"),
         Api(33, "AlterConfigs", 0, 2, "topics"),
+        Api(34, "AlterReplicaLogDirs", 1, 2, "cluster"),
         Api(35, "DescribeLogDirs", 1, 4, "metadata"),
         Api(36, "SaslAuthenticate", 0, 2, "sasl"),
         Api(37, "CreatePartitions", 0, 3, "topics"),

@@ -32,7 +32,7 @@ from sparklog.serve.new_topics import check_assignments, check_collision, checke
 from sparklog.serve.services import ServedRequest
 from sparklog.serve.users import GROUP, READ, WRITE
 
-TOPIC, BROKER, CLIENT_METRICS, GROUP_CONFIGS = 2, 4, 16, 32
+TOPIC, BROKER, BROKER_LOGGER, CLIENT_METRICS, GROUP_CONFIGS = 2, 4, 8, 16, 32
 DELETE_BY_ID_VERSION, CONFIGS_VERSION = 6, 5
 """The first version of DeleteTopics with topic ids, and the first version of CreateTopics that returns the topic's
 configs.
@@ -217,6 +217,9 @@ def _resource(fields: Fields) -> Fields:
 
 def _alter(resource: Fields, only_check: bool, replaces: bool, root: Root) -> None:
     kind, name, items = resource["resourceType"], resource["resourceName"], resource["configs"]
+    if kind == BROKER and name and not replaces and all(item["configOperation"] == DELETE for item in items):
+        # A single broker has no configs. kafka-reassign-partitions deletes the broker configs of its throttles.
+        return
     if kind != TOPIC and (kind != BROKER or name):
         raise CodeError(Code.INVALID_REQUEST, "expected a topic, or all brokers (to alter the root defaults)")
     with errors_as(BadRequest, Code.INVALID_CONFIG):
@@ -285,8 +288,8 @@ def describe_configs(request: ServedRequest) -> Fields:
 def _described(request: ServedRequest, kind: int, name: str, defaults: Callable[[Root], RootDefaults]) -> list[Fields]:
     log = request.services.log
     root = log.root
-    if kind == CLIENT_METRICS or (kind == GROUP_CONFIGS and request.may(GROUP, name)):
-        # Client metrics and groups have no configs in sparklog.
+    if kind in (BROKER_LOGGER, CLIENT_METRICS) or (kind == GROUP_CONFIGS and request.may(GROUP, name)):
+        # Loggers, client metrics and groups have no configs in sparklog.
         return []
     if kind == GROUP_CONFIGS:
         raise CodeError(Code.GROUP_AUTHORIZATION_FAILED, "the user may not read this group")
