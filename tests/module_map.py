@@ -51,6 +51,7 @@ INDIRECT: Mapping[str, tuple[str, ...]] = {
                 *(
                     "consumer_options",
                     "fetcher",
+                    "heartbeat_thread",
                     "member",
                     "offset_commits",
                     "partition_reader",
@@ -66,6 +67,7 @@ INDIRECT: Mapping[str, tuple[str, ...]] = {
             "tests/clients/test_consumer_sharing.py",
         ),
     ),
+    "sparklog/storage/exit_hooks.py": ("tests/clients/producer/test_pressure.py", "tests/clients/test_consumer.py"),
     "sparklog/kafka/importing/plan.py": ("tests/kafka/test_importing.py",),
     "sparklog/kafka/importing/segment.py": ("tests/kafka/test_importing.py", "tests/kafka/test_import_undecodable.py"),
     "sparklog/kafka/in_place/partition_state.py": ("tests/kafka/test_recovery.py", "tests/kafka/test_start_up.py"),

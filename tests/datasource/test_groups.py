@@ -224,7 +224,7 @@ def test_settings_of_groups_are_those_of_kafkas_clients() -> None:
     read = parse_options({"groupidprefix": "p"}).read
     assert (read.group_id, read.session_timeout_ms) == (None, DEFAULT_SESSION_TIMEOUT_MS)
     parse_options({"kafka.group.id": "g", "kafka.session.timeout.ms": "1"}).check_write()
-    with pytest.raises(BadRequest, match="for reading"):
+    with pytest.raises(BadRequest, match="applies only to reads"):
         parse_options(
             {"kafka.group.id": "g", "kafka.auto.offset.reset": "none", "startingoffsets": "group"}
         ).check_write()

@@ -185,7 +185,7 @@ class Consumer(PartitionReader, GroupConsumer):
 
     def _join(self) -> ConsumerMember:
         if self._group is not None:
-            return SharedMember(self._topics, self._group, self._names, self._options)
+            return SharedMember.join(self._topics, self._group, self._names, self._options)
         member = StandaloneMember(self._topics)
         member.subscribe(self._names)
         return member
@@ -373,7 +373,7 @@ class Consumer(PartitionReader, GroupConsumer):
             member.stop()
         _LOG.warning("%r was removed from its group and will rejoin it: %s", self, error)
         self._rebalances.lose()
-        if isinstance(member, SharedMember) and member.is_replaced():
+        if member is not None and member.is_replaced():
             # Two processes with the same instance id would replace each other forever.
             self._clear_subscription()
             raise error

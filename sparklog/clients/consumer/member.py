@@ -23,11 +23,6 @@ NO_PARTITIONS: frozenset[TopicPartition] = frozenset()
 class ConsumerMember(ABC):
     """Owns partitions on behalf of a consumer. By default, the methods for group members do nothing."""
 
-    eager = False
-    """Whether the listener is notified in each rebalance that all partitions are revoked, and then of all assigned
-    partitions.
-    """
-
     def subscribe(self, topics: Sequence[str]) -> None:  # noqa: B027  (a member without topics has nothing to do)
         """Replace the topics to read."""
 
@@ -37,7 +32,7 @@ class ConsumerMember(ABC):
 
     @abstractmethod
     def assigned(self) -> frozenset[TopicPartition]:
-        """Return the owned partitions that the member does not have to revoke."""
+        """Return the owned partitions that the member does not have to revoke. Empty before the first `refresh`."""
 
     def revoking(self) -> frozenset[TopicPartition]:
         """Return the owned partitions that the member must revoke."""
@@ -46,6 +41,10 @@ class ConsumerMember(ABC):
     def revoke(self) -> None:  # noqa: B027
         """Release the partitions that must be revoked."""
 
+    def is_eager(self) -> bool:
+        """Return True if the member revokes all partitions in each rebalance, and then starts all assigned ones."""
+        return False
+
     def must_revoke_all(self) -> bool:
         """Return True if the member is eager and has not yet revoked all partitions for the latest rebalance."""
         return False
@@ -53,6 +52,10 @@ class ConsumerMember(ABC):
     def is_stable(self) -> bool:
         """Return True if the member owns the partitions of the latest assignment."""
         return True
+
+    def is_replaced(self) -> bool:
+        """Return True if another process has joined the group as the same static member."""
+        return False
 
     @abstractmethod
     def commit(self, offsets: Offsets) -> None:

@@ -4,24 +4,19 @@ The consumer's thread and a heartbeat thread share the membership. A method hold
 reads the group, including the checks before that. A method that only returns a value, such as `assigned`, does not need
 the lock: it uses the immutable `GroupState` of the last read, and only the consumer's thread replaces that state. If
 there is no heartbeat thread, as in simulations, the calls of the consumer send the heartbeats.
-
-The heartbeat thread has only a weak reference to its member. If the program drops the member, the thread ends, and the
-session of the member times out. At interpreter exit, threads are stopped before the stores that they write to. A forked
-child process has no heartbeat thread.
 """
 
 from __future__ import annotations
 
-import atexit
 import logging
-import threading
-import weakref
 from collections.abc import Sequence
+from typing import NamedTuple
 
 from sparklog.clients.consumer.consumer_options import ConsumerOptions
+from sparklog.clients.consumer.heartbeat_thread import HeartbeatThread
 from sparklog.clients.consumer.member import ConsumerMember
 from sparklog.clients.consumer.subscribed_topics import SubscribedTopics
-from sparklog.errors import Fenced, SparklogError
+from sparklog.errors import Fenced
 from sparklog.groups.assignors import COOPERATIVE_STICKY
 from sparklog.groups.group import Group
 from sparklog.groups.group_journal import Offsets
@@ -32,13 +27,25 @@ from sparklog.log.journal.clocks import SYSTEM
 from sparklog.storage.fork_safety import ForkLock
 
 _LOG = logging.getLogger("sparklog.groups")
-Rebalance = tuple[object, ...]
+
+
+class Rebalance(NamedTuple):
+    """The values whose change starts a rebalance in Kafka."""
+
+    members: tuple[tuple[str, tuple[str, ...]], ...]
+    """The static or dynamic id of each member, and its topics."""
+    partitions: tuple[tuple[str, int], ...]
+    """The topics and their numbers of partitions."""
 
 
 class SharedMember(ConsumerMember):
     """A member of a group. If it was removed from the group, its methods raise `Fenced`."""
 
-    def __init__(self, topics: SubscribedTopics, group: Group, names: Sequence[str], options: ConsumerOptions) -> None:
+    @classmethod
+    def join(
+        cls, topics: SubscribedTopics, group: Group, names: Sequence[str], options: ConsumerOptions
+    ) -> SharedMember:
+        """Join a group, and start to send heartbeats."""
         request = JoinRequest(
             topics=tuple(names),
             assignors=tuple(options["partition_assignment_strategy"]),
@@ -46,13 +53,22 @@ class SharedMember(ConsumerMember):
             instance_id=options["group_instance_id"],
             client_id=options["client_id"],
         )
-        self.membership: Membership = group.share(request, topics.counts(names))
+        member = cls(group.share(request, topics.counts(names)), topics, request, options)
+        if group.root.env is SYSTEM:
+            every_ms = min(options["heartbeat_interval_ms"], options["session_timeout_ms"] / (2 * HEARTBEATS))
+            member.start_thread(options["client_id"], every_ms / 1000)
+        return member
+
+    def __init__(
+        self, membership: Membership, topics: SubscribedTopics, request: JoinRequest, options: ConsumerOptions
+    ) -> None:
+        self.membership = membership
         # As in Kafka, the member is cooperative if all of its assignors are cooperative.
-        self.eager = any(name != COOPERATIVE_STICKY for name in request.assignors)
+        self._is_eager = any(name != COOPERATIVE_STICKY for name in request.assignors)
         self._topics = topics
         self._names = request.topics
         self._instance_id = request.instance_id
-        self._env = group.root.env
+        self._env = membership.group.root.env
         self._refresh_interval_ms = options["heartbeat_interval_ms"]
         self._max_poll_interval_ms = options["max_poll_interval_ms"]
         self._lock = ForkLock()
@@ -62,23 +78,33 @@ class SharedMember(ConsumerMember):
         failed.
         """
         self._applied: GroupState | None = None
-        """The state of the group that the consumer has applied."""
+        """The state of the group that the consumer has applied. None until the first `refresh`, which applies the state
+        that the member read when it joined.
+        """
         self._revoked_for: Rebalance | None = None
         """The latest rebalance for which an eager member has revoked all partitions."""
         self._stopped = False
         self._thread: HeartbeatThread | None = None
-        self.subscribe(names)
-        if self._env is SYSTEM:
-            every_ms = min(options["heartbeat_interval_ms"], options["session_timeout_ms"] / (2 * HEARTBEATS))
-            self._thread = HeartbeatThread(self, options["client_id"], every_ms / 1000)
-            self._thread.start()
+        self._add_topic_ids(self._names)
+
+    def start_thread(self, name: str, every_s: float) -> None:
+        """Send heartbeats in a thread until the member leaves or is stopped."""
+        self._thread = HeartbeatThread(self, name, every_s)
+        self._thread.start()
+
+    def is_eager(self) -> bool:
+        return self._is_eager
 
     def subscribe(self, topics: Sequence[str]) -> None:
         with self._lock:
             self._names = tuple(topics)
-            self.membership.topic_ids.update({topic: self._topics.ids[topic] for topic in topics})
+            self._add_topic_ids(self._names)
             if self._names != self.membership.member.topics:
                 self.membership.subscribe(topics, self._topics.counts(topics))
+
+    def _add_topic_ids(self, topics: Sequence[str]) -> None:
+        """Remember the ids of topics, so that no offsets are committed to a topic that was created again."""
+        self.membership.topic_ids.update({topic: self._topics.ids[topic] for topic in topics})
 
     def refresh(self) -> bool:
         """Read new entries of the group if a read is due or during a rebalance. Return True if it has changed."""
@@ -110,7 +136,7 @@ class SharedMember(ConsumerMember):
         return self.membership.revoking()
 
     def must_revoke_all(self) -> bool:
-        return self.eager and self._revoked_for != self._latest_rebalance()
+        return self._is_eager and self._revoked_for != self._latest_rebalance()
 
     def is_stable(self) -> bool:
         return self.membership.is_stable()
@@ -122,10 +148,9 @@ class SharedMember(ConsumerMember):
                 self.membership.revoke()
 
     def _latest_rebalance(self) -> Rebalance:
-        """Return the values whose change starts a rebalance in Kafka: the members, their topics, and the partitions."""
         state = self.membership.state
         members = tuple((member.instance_id or member.id, member.topics) for member in state.members)
-        return members, tuple(state.partitions.items())
+        return Rebalance(members, tuple(state.partitions.items()))
 
     def commit(self, offsets: Offsets) -> None:
         with self._lock:
@@ -168,12 +193,13 @@ class SharedMember(ConsumerMember):
         )
 
     def is_replaced(self) -> bool:
-        """Return True if another process has joined as the same static member."""
         members = self.membership.group.log.current().members
         others = {item.instance_id for item in members if item.id != self.membership.metadata.member_id}
         return self._instance_id is not None and self._instance_id in others
 
     def leave(self) -> None:
+        # Stop first, so that no heartbeat follows the last entry of the member. If the entry cannot be written, the
+        # session of the member times out.
         self.stop()
         with self._lock:
             self.membership.leave()
@@ -182,53 +208,3 @@ class SharedMember(ConsumerMember):
         self._stopped = True
         if self._thread is not None:
             self._thread.stop()
-
-
-EXIT_TIMEOUT_S = 5.0
-"""The time that interpreter exit waits for a heartbeat in flight."""
-
-
-class HeartbeatThread(threading.Thread):
-    """Calls `heartbeat` of a member every `every_s` seconds until `stop` is called."""
-
-    def __init__(self, member: SharedMember, name: str, every_s: float) -> None:
-        super().__init__(name=name, daemon=True)
-        self._member = weakref.ref(member)
-        self._every_s = every_s
-        self._stopped = threading.Event()
-        weakref.finalize(member, self._stopped.set).atexit = False
-        _RUNNING.add(self)
-
-    def stop(self) -> None:
-        self._stopped.set()
-
-    def run(self) -> None:
-        while not self._stopped.wait(self._every_s):
-            member = self._member()
-            if member is None:
-                return
-            try:
-                member.heartbeat()
-            except Fenced as error:
-                # The next poll rejoins the group.
-                _LOG.info("heartbeats were stopped: %s", error)
-                return
-            except SparklogError as error:
-                _LOG.warning("a heartbeat failed and will be retried in %s s: %s", self._every_s, error)
-            del member
-
-
-_RUNNING: weakref.WeakSet[HeartbeatThread] = weakref.WeakSet()
-
-
-def _stop_all() -> None:
-    threads = [thread for thread in _RUNNING if thread.is_alive()]
-    for thread in threads:
-        thread.stop()
-    for thread in threads:
-        thread.join(EXIT_TIMEOUT_S)
-
-
-# Stores of buckets write with thread pools, which Python shuts down before it calls the functions of `atexit`. CPython
-# 3.9 and later call the functions of the private `threading._register_atexit` before that. Other Pythons use `atexit`.
-getattr(threading, "_register_atexit", atexit.register)(_stop_all)

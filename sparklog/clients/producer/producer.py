@@ -6,7 +6,6 @@ a topic during the linger time are one commit.
 
 from __future__ import annotations
 
-import atexit
 import logging
 import os
 import threading
@@ -30,6 +29,7 @@ from sparklog.log.journal.documents import INT32_MAX, INT64_MAX
 from sparklog.log.journal.names import check_id
 from sparklog.log.topic.root import ROOT, Root, open_root
 from sparklog.log.write.python_rows import as_bytes, as_headers
+from sparklog.storage.exit_hooks import call_before_pools_stop
 from sparklog.storage.store import Store
 from sparklog.transactions.completion import check_not_one_write
 
@@ -362,7 +362,6 @@ def _after_fork() -> None:
     _OPEN.clear()
 
 
-# CPython calls the functions of `_register_atexit` before it stops thread pools, which writes to buckets require.
-getattr(threading, "_register_atexit", atexit.register)(_close_all)
+call_before_pools_stop(_close_all)
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_after_fork)

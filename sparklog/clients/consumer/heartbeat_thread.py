@@ -1,0 +1,85 @@
+"""The thread that sends the heartbeats of a group member while the program processes records.
+
+The thread has only a weak reference to its member. If the program drops the member, the thread ends, and the session of
+the member times out. At interpreter exit, threads are stopped before the stores that they write to. A forked child
+process has no heartbeat thread.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import weakref
+from typing import Protocol
+
+from sparklog.errors import Fenced, SparklogError
+from sparklog.storage.exit_hooks import call_before_pools_stop
+
+_LOG = logging.getLogger("sparklog.groups")
+EXIT_TIMEOUT_S = 5.0
+"""The time that interpreter exit waits for a heartbeat in flight."""
+
+
+class HasHeartbeat(Protocol):
+    """A member that sends a heartbeat if one is due."""
+
+    def heartbeat(self) -> None: ...
+
+
+class HeartbeatThread:
+    """Calls `heartbeat` of a member every `every_s` seconds until `stop` is called."""
+
+    def __init__(self, member: HasHeartbeat, name: str, every_s: float) -> None:
+        self._member = weakref.ref(member)
+        self._every_s = every_s
+        self._stopped = threading.Event()
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+        finalizer = weakref.finalize(member, self._stopped.set)
+        # `_stop_all` stops the threads of the members that exist at interpreter exit.
+        finalizer.atexit = False
+
+    def start(self) -> None:
+        _STARTED.add(self)
+        self._thread.start()
+
+    def is_alive(self) -> bool:
+        return self._thread.is_alive()
+
+    def stop(self) -> None:
+        """Send no more heartbeats. A heartbeat may still be in flight."""
+        self._stopped.set()
+
+    def join(self, timeout_s: float) -> None:
+        """Wait for a heartbeat in flight."""
+        self._thread.join(timeout_s)
+
+    def _run(self) -> None:
+        while not self._stopped.wait(self._every_s):
+            member = self._member()
+            if member is None:
+                return
+            try:
+                member.heartbeat()
+            except Fenced as error:
+                # The next poll rejoins the group.
+                _LOG.info("heartbeats were stopped: %s", error)
+                return
+            except SparklogError as error:
+                _LOG.warning("a heartbeat failed and will be retried in %s s: %s", self._every_s, error)
+            # Do not keep the member alive while waiting.
+            del member
+
+
+_STARTED: weakref.WeakSet[HeartbeatThread] = weakref.WeakSet()
+
+
+def _stop_all() -> None:
+    # Of the threads of its parent, a forked child process only has the objects.
+    threads = [thread for thread in _STARTED if thread.is_alive()]
+    for thread in threads:
+        thread.stop()
+    for thread in threads:
+        thread.join(EXIT_TIMEOUT_S)
+
+
+call_before_pools_stop(_stop_all)
