@@ -4,7 +4,7 @@ Batches that arrive during a commit are added to the next commit, because a comm
 commit of one. The first batch after an idle period is committed immediately. After a commit that started at time `s`
 and ended at time `e`, the next commit starts
 
-* not before `s + linger`; the linger is 5 ms on a disk and 50 ms in a bucket;
+* not before `s + linger`; the linger is 0 on a disk, and 50 ms in a bucket, where each commit costs requests;
 * as soon as `expected_batches` are pending. Each response triggers the next batch of a busy producer, so the expected
   number is the number of batches that were committed, plus the number of batches that were pending at `e`. It is at
   least three quarters of the previous number, because some batches may still be in sockets that the event loop has not
@@ -18,9 +18,9 @@ For example, three producers with one batch in flight each write to a disk, wher
 |---:|------------------------------------------------------------------------------------------------------------|
 |  0 | Producer A's batch arrives after an idle period; commit 1 starts with this batch.                          |
 |  3 | The batches of B and C arrive and wait.                                                                    |
-|  8 | Commit 1 ends; A gets its response. Not before 5, not after 16, 3 batches expected (1 + 2 pending).        |
+|  8 | Commit 1 ends; A gets its response. Commit 2 waits for 3 batches (1 + 2 pending), at most until 16.        |
 |  9 | A's next batch is the third pending batch; commit 2 starts with all three batches.                         |
-| 17 | Commit 2 ends; all producers get their responses. Not before 14, not after 25, 3 batches expected.         |
+| 17 | Commit 2 ends; all producers get their responses. Commit 3 waits for 3 batches, at most until 25.          |
 | 18 | A and B send their next batches; C has finished.                                                           |
 | 25 | Commit 3 starts with two batches. When it ends, 2 batches are expected.                                    |
 """
@@ -42,7 +42,7 @@ from sparklog.serve.served_log import Runner, ServedLog
 if TYPE_CHECKING:
     from sparklog.serve.transactions import ClientTransaction
 
-LINGER_SECONDS, BUCKET_LINGER_SECONDS = 0.005, 0.05
+BUCKET_LINGER_SECONDS = 0.05
 MAX_WAIT_SECONDS = 0.5
 """The maximum time to wait for the expected batches, unless the linger is longer."""
 COMMIT_BYTES = 64 << 20
@@ -117,7 +117,7 @@ class Appends:
         self._run = run
         assert log.root is not None
         self._root = log.root
-        default = LINGER_SECONDS if log.root.store.parallel_reads == 1 else BUCKET_LINGER_SECONDS
+        default = 0.0 if log.root.store.parallel_reads == 1 else BUCKET_LINGER_SECONDS
         self._linger = default if linger_seconds is None else linger_seconds
         self._topics: dict[str, TopicQueue] = {}
         self._is_closed = False

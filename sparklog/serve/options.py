@@ -112,7 +112,7 @@ class ServeOptions:
       root; if empty, clients get the listen address
     * `insecure`: allow connections from other hosts without TLS
     * `writable`: accept records and topic changes from clients
-    * `linger_seconds`: minimum time between two commits of a topic; None for 5 ms on a disk, 50 ms in a bucket
+    * `linger_seconds`: minimum time between two commits of a topic; None for 0 on a disk, 50 ms in a bucket
     * `auto_create`: create requested topics that do not exist
     * `session_timeouts_ms`: minimum and maximum session timeout of group members, like Kafka's
       `group.min.session.timeout.ms` and `group.max.session.timeout.ms`

@@ -30,6 +30,7 @@ from sparklog.serve.options import Address, ServeOptions
 from sparklog.serve.served_log import ServedLog
 from sparklog.serve.server import serving
 from sparklog.storage import local
+from sparklog.testing import HookedStore, World
 from tests.serve.clients import read_with_kafka_python
 from tests.serve.wire import Wire, batch_of
 from tests.support.kernel_ways import compiled
@@ -221,6 +222,26 @@ def test_a_commit_waits_for_busy_producers_as_long_as_a_commit_takes(tmp_path: P
         appends = Appends(ServedLog(RootView(root), root, None), run, 0.0)
         await appends.add("t", 0, memoryview(batch_of([b"1"])), 9)
         assert appends._topics["t"].latest_start >= ended[0] + slow
+
+    asyncio.run(produce())
+
+
+@pytest.mark.parametrize(("parallel_reads", "linger"), [(1, 0.0), (16, 0.05)])
+def test_only_a_bucket_limits_the_frequency_of_commits(parallel_reads: int, linger: float) -> None:
+    world = World()
+    root = world.root(HookedStore(world.store, parallel_reads=parallel_reads))
+    root.create_topic("t")
+    started = list[float]()
+
+    async def run(commit: Callable[..., Responses], log: TopicLog, batches: Sequence[Any]) -> Responses:
+        started.append(asyncio.get_running_loop().time())
+        return commit(log, batches)
+
+    async def produce() -> None:
+        appends = Appends(ServedLog(RootView(root), root, None), run)
+        before = asyncio.get_running_loop().time()
+        await appends.add("t", 0, memoryview(batch_of([b"1"])), 9)
+        assert before + linger <= appends._topics["t"].earliest_start <= started[0] + linger
 
     asyncio.run(produce())
 
