@@ -81,9 +81,11 @@ def test_configs_come_from_the_metadata_log_in_the_bucket(tmp_path: Path) -> Non
 
 def reported(report: Report, place: object) -> Report:
     """Return a report without times and location."""
-    orphans, foreign = ([replace(each, age_ms=0) for each in files] for files in (report.orphans, report.foreign))
+    unreferenced, foreign = (
+        [replace(each, age_ms=0) for each in files] for files in (report.unreferenced, report.foreign)
+    )
     assert report.location == str(place)
-    return replace(report, location="", seconds=0, orphans=tuple(orphans), foreign=tuple(foreign))
+    return replace(report, location="", seconds=0, unreferenced=tuple(unreferenced), foreign=tuple(foreign))
 
 
 @pytest.mark.parametrize(
@@ -98,7 +100,7 @@ def test_verify_reports_the_same_findings_as_on_a_disk(fixtures: Path, tmp_path:
     here, there = verify_log_dir(path, env=ENV), verify_log_dir(folder, env=ENV)
     assert reported(here, path) == reported(there, folder)
     assert [each.file for each in here.foreign] == ["notes"]
-    assert len(here.orphans) == 1
+    assert len(here.unreferenced) == 1
 
 
 def test_groups_and_batches_match_those_on_a_disk(fixtures: Path) -> None:

@@ -55,7 +55,7 @@ def test_journals_contains_all_kinds() -> None:
 def test_damaged_entry_is_reported_and_repaired(kind: EntryKind[Any]) -> None:
     world, _ = world_with(kind)
     before = verify_root(world.store, env=world.env())
-    assert (before.findings, before.orphans, before.foreign, before.counts.entries) == ((), (), (), ENTRIES)
+    assert (before.findings, before.unreferenced, before.foreign, before.counts.entries) == ((), (), (), ENTRIES)
     key = commit_key(kind.prefix("x"), 4)
     data = world.store.get(key)
     world.store.delete(key)

@@ -243,7 +243,7 @@ def test_verify_reports_entries_after_a_gap(log: str) -> None:
     number = int(end.rsplit("/", 1)[1][:20]) + 1
     assert f"is beyond a gap: {'commit' if log == 'topic' else 'entry'} {number} is missing" in named[0].message
     assert "a process that outlived a restored root wrote it" in named[0].remedy
-    assert not any(orphan.file == end for orphan in report.orphans)
+    assert not any(file.file == end for file in report.unreferenced)
     old.store.delete(stray)
     old.go_on()
 

@@ -189,7 +189,7 @@ class _RepairPlan:
         remaining = set(self.findings).difference(fixes, *(fix.damaged for fix in fixes.values()))
         yield from self._file_fixes(sorted(remaining))
         if set_files_aside:
-            names = {naming.key_topic(orphan.file) for orphan in self.report.orphans}
+            names = {naming.key_topic(file.file) for file in self.report.unreferenced}
             topics = {name: self._log(name) for name in sorted(filter(None, names))}
             yield from unreferenced_file_fixes(self.report, topics)
 
@@ -231,22 +231,23 @@ def unreferenced_file_fixes(report: Report, topics: Mapping[str, CheckedTopic]) 
     """Yield fixes that set unreferenced files aside, unless a log is damaged, because it may reference the files."""
     if any(f"/{naming.LOG_FOLDER}/" in finding.file for finding in report.findings):
         return
-    for orphan in report.orphans:
-        if _can_delete(orphan, topics.get(naming.key_topic(orphan.file) or "")):
-            yield Fix(orphan.file, "set aside, because no version references it", drops=(orphan.file,))
+    for unreferenced in report.unreferenced:
+        key = unreferenced.file
+        if _can_delete(unreferenced, topics.get(naming.key_topic(key) or "")):
+            yield Fix(key, "set aside, because no version references it", drops=(key,))
 
 
-def _can_delete(orphan: UnreferencedFile, log: CheckedTopic | None) -> bool:
+def _can_delete(unreferenced: UnreferencedFile, log: CheckedTopic | None) -> bool:
     """Return True if the vacuum may delete an unreferenced file."""
-    _, _, path = orphan.file.partition("/")
+    _, _, path = unreferenced.file.partition("/")
     if log is None or log.state is None:
         return False
     if path.startswith(f"{naming.LOG_FOLDER}/checkpoints/"):
         table = path.rsplit("/", 1)[-1]
-        is_old = orphan.age_ms > HOUR_MS and int(table[:20]) < log.latest_checkpoint
+        is_old = unreferenced.age_ms > HOUR_MS and int(table[:20]) < log.latest_checkpoint
         return naming.is_checkpoint_table_name(table) and is_old
     if path.startswith(f"{naming.LOG_FOLDER}/"):
         version = naming.entry_number(path)
         return version is not None and version < log.first
-    file = data_file(ObjectInfo(orphan.file, orphan.nbytes, 0))
+    file = data_file(ObjectInfo(unreferenced.file, unreferenced.nbytes, 0))
     return file is not None and file.read_version < log.state.floor

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import warnings
 from collections.abc import Sequence
 from dataclasses import astuple, dataclass, replace
 
@@ -107,14 +108,14 @@ class Report:
 
     Attributes:
         quick: True if only the existence and size of data files were checked.
-        orphans: unreferenced files of sparklog, or temporary files of Kafka.
+        unreferenced: unreferenced files of sparklog, or temporary files of Kafka.
         foreign: files whose names neither sparklog nor Kafka uses.
         notes: possible corruption that may also be normal behavior; notes do not affect `sound`.
     """
 
     location: str
     findings: tuple[Finding, ...]
-    orphans: tuple[UnreferencedFile, ...]
+    unreferenced: tuple[UnreferencedFile, ...]
     foreign: tuple[UnreferencedFile, ...]
     counts: CheckCounts
     quick: bool = False
@@ -126,6 +127,12 @@ class Report:
         """True if there are no findings."""
         return not self.findings
 
+    @property
+    def orphans(self) -> tuple[UnreferencedFile, ...]:
+        """Deprecated name of `unreferenced`."""
+        warnings.warn("Report.orphans is deprecated: use Report.unreferenced", DeprecationWarning, stacklevel=2)
+        return self.unreferenced
+
 
 MAX_SHOWN_FILES = 20
 """Maximum number of unreferenced files in the text output. The JSON output contains all files."""
@@ -135,7 +142,7 @@ _UNITS = ((86_400_000, "d"), (3_600_000, "h"), (60_000, "min"), (1000, "s"))
 def summary(report: Report) -> str:
     """Return the report as text: all findings, unreferenced files and notes, and the result in the last line."""
     problems = [str(finding) for finding in report.findings]
-    files = [*_listed("unreferenced file", report.orphans), *_listed("unrecognized file", report.foreign)]
+    files = [*_listed("unreferenced file", report.unreferenced), *_listed("unrecognized file", report.foreign)]
     notes = [f"possible corruption: {note}" for note in report.notes]
     return "\n".join([*problems, *files, *notes, _result_line(report)])
 
@@ -192,7 +199,7 @@ def document(report: Report) -> dict[str, object]:
         "seconds": round(report.seconds, 3),
         "counts": json_value(report.counts),
         "problems": json_value(report.findings),
-        "orphans": json_value(report.orphans),
+        "orphans": json_value(report.unreferenced),
         "foreign": json_value(report.foreign),
         "notes": json_value(report.notes),
     }

@@ -83,11 +83,11 @@ def verify_log_dir(
         counts += partition.counts
     findings += _ids(read, folder)
     exported = {GROUPS_FILE, *map(properties_name, names)}
-    orphans, foreign = _other_files(folder, layout, read, exported, env.wall_ms())
+    unreferenced, foreign = _other_files(folder, layout, read, exported, env.wall_ms())
     counts += CheckCounts(topics=len({topic for topic, _ in read}))
     seconds = (env.boot_ms() - started_ms) / 1000
     unique = tuple(dict.fromkeys(findings))
-    return Report(str(folder), unique, orphans, foreign, counts, seconds=seconds, notes=tuple(notes))
+    return Report(str(folder), unique, unreferenced, foreign, counts, seconds=seconds, notes=tuple(notes))
 
 
 class Checkpoints(NamedTuple):
@@ -153,7 +153,7 @@ def _other_files(
     folder: FilePath, layout: str, read: dict[TopicPartition, KafkaPartition], exported: Set[str], now_ms: int
 ) -> tuple[tuple[UnreferencedFile, ...], tuple[UnreferencedFile, ...]]:
     """Return the temporary files of Kafka, and the files that neither Kafka nor an export (`exported`) writes."""
-    orphans: list[UnreferencedFile] = []
+    unreferenced: list[UnreferencedFile] = []
     foreign: list[UnreferencedFile] = []
 
     def note(path: FilePath, why: str | None) -> None:
@@ -161,7 +161,9 @@ def _other_files(
             stat = path.stat()
             age = max(0, now_ms - stat.st_mtime_ns // 1_000_000)
             reason = why or "Kafka does not use file names of this form"
-            (orphans if why else foreign).append(UnreferencedFile(relative(path, folder), stat.st_size, age, reason))
+            (unreferenced if why else foreign).append(
+                UnreferencedFile(relative(path, folder), stat.st_size, age, reason)
+            )
 
     for partition in read.values():
         is_swapping = any(".log" + SWAP in name for name in partition.names)
@@ -179,4 +181,4 @@ def _other_files(
                 note(path, None)
             elif name.endswith(TEMPORARY_FOLDERS):
                 note(path, "a partition directory that the broker deletes or moves")
-    return tuple(orphans), tuple(foreign)
+    return tuple(unreferenced), tuple(foreign)

@@ -145,10 +145,10 @@ class _Verification:
         self._read_logs(names, now_ms)
         self._check_files({info.key: info for info in listing})
         now_ms = reading_clock_ms(self.store, self.env)
-        orphans, foreign = classify_unreferenced(self.store, listing, self.referenced, self.logs, now_ms)
+        unreferenced, foreign = classify_unreferenced(self.store, listing, self.referenced, self.logs, now_ms)
         seconds = (self.env.boot_ms() - started_ms) / 1000
         findings = tuple(dict.fromkeys(self.findings))
-        return Report(self.store.location, findings, orphans, foreign, self.counts, self.quick, seconds)
+        return Report(self.store.location, findings, unreferenced, foreign, self.counts, self.quick, seconds)
 
     # -- logs
 

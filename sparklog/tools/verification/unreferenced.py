@@ -25,18 +25,22 @@ def classify_unreferenced(
     `now_ms` is the time of the store's clock. Files that were written after the listing are not returned.
     """
 
-    def orphan(info: ObjectInfo, why: str) -> UnreferencedFile:
+    def unreferenced_file(info: ObjectInfo, why: str) -> UnreferencedFile:
         return UnreferencedFile(info.key, info.size, max(0, now_ms - info.modified_ms), why)
 
-    unreferenced = (info for info in listing if info.key not in referenced and not _is_permanent(info.key))
-    explained = [(info, _explain(info, topics)) for info in unreferenced]
-    orphans = [orphan(info, why) for info, why in explained if why is not None]
-    orphans += [
-        orphan(info, "temporary file of a write that is in progress or was interrupted")
+    candidates = (info for info in listing if info.key not in referenced and not _is_permanent(info.key))
+    explained = [(info, _explain(info, topics)) for info in candidates]
+    unreferenced = [unreferenced_file(info, why) for info, why in explained if why is not None]
+    unreferenced += [
+        unreferenced_file(info, "temporary file of a write that is in progress or was interrupted")
         for info in store.temporary_files("")
     ]
-    foreign = [orphan(info, "sparklog does not use file names of this form") for info, why in explained if why is None]
-    return tuple(orphans), tuple(foreign)
+    foreign = [
+        unreferenced_file(info, "sparklog does not use file names of this form")
+        for info, why in explained
+        if why is None
+    ]
+    return tuple(unreferenced), tuple(foreign)
 
 
 def _is_permanent(key: str) -> bool:

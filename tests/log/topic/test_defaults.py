@@ -191,7 +191,7 @@ def test_hundreds_of_changes_and_a_verified_root() -> None:
     assert world.root().topics() == []
     report = verify_root(world.store)
     assert not report.findings
-    assert not report.orphans
+    assert not report.unreferenced
     assert not report.foreign
     key = f"_root/defaults/_log/{148:020d}.json"
     data = world.store.get(key)

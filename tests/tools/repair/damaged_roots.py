@@ -348,7 +348,7 @@ class Trial:
         after = read_all(self.root)
         failed = any(isinstance(result, SparklogError) for result in after.values())
         report = self._verified()
-        self.named = failed or not report.sound or bool(report.foreign) or bool(report.orphans)
+        self.named = failed or not report.sound or bool(report.foreign) or bool(report.unreferenced)
         other = differing(self.before, after)
         is_lost = self.damage in LOSSES and type_of(self.key).partition(" ")[0] not in ("log", "slices")
         allowed = is_lost or (not report.sound and self.key.startswith("_transactions/"))

@@ -164,7 +164,7 @@ def test_repaired_file_is_set_aside(small: World) -> None:
         assert small.store.get(item.aside) == b"1234567"
         report = verify_root(small.store, env=small.env())
         assert report.sound
-        assert report.foreign == report.orphans == ()
+        assert report.foreign == report.unreferenced == ()
 
 
 def test_latest_checkpoint_that_cannot_be_rebuilt_is_kept() -> None:

@@ -57,7 +57,7 @@ def verifier(run: Run, met: Counter[str]) -> Callable[[Actor], None]:
             expect(report.sound, f"seed {run.seed}: {'; '.join(map(str, report.findings))}")
             met["looks"] += 1
             met["files"] += report.counts.files
-            met["orphans"] += len(report.orphans)
+            met["unreferenced"] += len(report.unreferenced)
             met["gaps"] += report.counts.gaps
 
     return body
@@ -95,7 +95,7 @@ class VerifiedRun(MaintenanceRun):
 VERIFICATION = Simulation(VerifiedRun, "tests/tools/verification/test_alongside.py")
 
 
-@sweeps(Sweep("disk", VERIFICATION_SEEDS, per_seed={"looks": 1, "files": 1, "orphans": 1}))
+@sweeps(Sweep("disk", VERIFICATION_SEEDS, per_seed={"looks": 1, "files": 1, "unreferenced": 1}))
 def test_concurrent_changes_are_not_damage(sweep: Sweep, seeds: range) -> None:
     assert VERIFICATION.sweep(sweep, seeds)
 

@@ -36,7 +36,7 @@ def whole(fixtures: Path) -> WholeRoot:
 def test_valid_root_is_sound_and_all_bytes_are_counted(whole: WholeRoot) -> None:
     report = verified(whole)
     assert report.findings == ()
-    assert report.orphans == () == report.foreign
+    assert report.unreferenced == () == report.foreign
     assert report.counts.nbytes == sum(info.size for info in whole.store.list(""))
     counts = report.counts
     assert min(counts.topics, counts.commits, counts.checkpoints, counts.entries, counts.slices, counts.records) > 0
@@ -199,7 +199,7 @@ def test_unneeded_commits_are_unreferenced(whole: WholeRoot) -> None:
         whole.store.delete(commit_key("old", 13))
         report = verified(whole, "old")
     assert report.sound
-    assert [each.file for each in report.orphans] == [commit_key("old", 11), commit_key("old", 12)]
+    assert [each.file for each in report.unreferenced] == [commit_key("old", 11), commit_key("old", 12)]
 
 
 def test_replaced_commit_breaks_the_chain_of_checksums(whole: WholeRoot) -> None:
@@ -233,7 +233,7 @@ def test_quick_verification_checks_logs_and_sizes(whole: WholeRoot) -> None:
 
 
 def test_unreferenced_and_foreign_files_are_not_damage(whole: WholeRoot) -> None:
-    orphans = (
+    unreferenced = (
         "plain/append/00000000000000000003-abc.slices",
         "plain/sealed/0/00000000000000000003-abc/00000000000000000000.log",
         "plain/_log/checkpoints/00000000000000000003-abc.arrow",
@@ -243,12 +243,12 @@ def test_unreferenced_and_foreign_files_are_not_damage(whole: WholeRoot) -> None
     )
     foreign = ("plain/append/notes.txt", "readme.txt", "_other/x", "plain/_log/x.tmp")
     with undone(whole):
-        for key in (*orphans, *foreign, "_probe/verdict-0123456789abcdef.json"):
+        for key in (*unreferenced, *foreign, "_probe/verdict-0123456789abcdef.json"):
             whole.store.create(key, b"12345")
         whole.now_ms += 5000
         report = verified(whole)
     whole.now_ms -= 5000
     assert report.sound
-    assert sorted(each.file for each in report.orphans) == sorted(orphans)
-    assert {(each.nbytes, each.age_ms) for each in report.orphans} == {(5, 5000)}
+    assert sorted(each.file for each in report.unreferenced) == sorted(unreferenced)
+    assert {(each.nbytes, each.age_ms) for each in report.unreferenced} == {(5, 5000)}
     assert sorted(each.file for each in report.foreign) == sorted(foreign)

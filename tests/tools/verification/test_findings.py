@@ -24,7 +24,7 @@ FINDING = Finding(CHECKSUM, "t/sealed/x.log", "the CRC is wrong", position=77, o
 EMPTY = Report("/log", (), (), (), CheckCounts())
 
 
-def orphans(count: int, age_ms: int = 1_000) -> tuple[UnreferencedFile, ...]:
+def unreferenced_files(count: int, age_ms: int = 1_000) -> tuple[UnreferencedFile, ...]:
     return tuple(UnreferencedFile(f"t/append/{n}", 10, age_ms + n, "left behind") for n in range(count))
 
 
@@ -91,13 +91,13 @@ def test_summary_counts_damaged_files() -> None:
 
 @pytest.mark.parametrize("more", [0, 1, 5])
 def test_summary_lists_the_oldest_unreferenced_files(more: int) -> None:
-    lines = summary(replace(EMPTY, orphans=orphans(MAX_SHOWN_FILES + more))).split("\n")
+    lines = summary(replace(EMPTY, unreferenced=unreferenced_files(MAX_SHOWN_FILES + more))).split("\n")
     assert lines[0].startswith(f"{MAX_SHOWN_FILES + more} unreferenced files, ")
     assert lines[1].split()[0] == f"t/append/{MAX_SHOWN_FILES + more - 1}"
     assert len(lines) == 1 + MAX_SHOWN_FILES + (more > 0) + 1
     if more:
         assert lines[MAX_SHOWN_FILES + 1] == f"  and {more} newer files (--json lists all)"
-    foreign = summary(replace(EMPTY, foreign=orphans(1)))
+    foreign = summary(replace(EMPTY, foreign=unreferenced_files(1)))
     assert foreign.startswith("1 unrecognized file, 10 B:")
 
 
@@ -117,14 +117,22 @@ def test_summary_lists_the_oldest_unreferenced_files(more: int) -> None:
     ],
 )
 def test_ages_are_formatted_with_a_unit(age_ms: int, text: str) -> None:
-    assert text in summary(replace(EMPTY, orphans=orphans(1, age_ms)))
+    assert text in summary(replace(EMPTY, unreferenced=unreferenced_files(1, age_ms)))
 
 
 def test_document_contains_the_entire_report() -> None:
-    report = replace(EMPTY, findings=(FINDING,), orphans=orphans(30), foreign=orphans(1), seconds=1.23456)
+    report = replace(
+        EMPTY, findings=(FINDING,), unreferenced=unreferenced_files(30), foreign=unreferenced_files(1), seconds=1.23456
+    )
     found = document(report)
     assert (found["sound"], found["quick"], found["seconds"], found["location"]) == (False, False, 1.235, "/log")
     assert len(found["orphans"]) == 30  # type: ignore[arg-type]
     assert document(EMPTY)["sound"] is True
     assert found["problems"][0]["position"] == 77  # type: ignore[index]
     assert found.keys() >= {"counts", "foreign", "notes"}
+
+
+def test_old_name_of_unreferenced_files_is_deprecated() -> None:
+    report = replace(EMPTY, unreferenced=unreferenced_files(2))
+    with pytest.deprecated_call(match="use Report.unreferenced"):
+        assert report.orphans == report.unreferenced

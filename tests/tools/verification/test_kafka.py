@@ -34,7 +34,7 @@ SAMPLE = [name for name in STAGES if "/data" in name or "transactions" in name o
 @pytest.mark.parametrize("stage", SAMPLE)
 def test_fixtures_of_kafka_are_sound(fixtures: Path, stage: str) -> None:
     report = verify_log_dir(fixtures / stage, env=ENV)
-    assert report.findings == report.notes == report.orphans == report.foreign == ()
+    assert report.findings == report.notes == report.unreferenced == report.foreign == ()
     assert report.counts.batches > 0
 
 
@@ -132,7 +132,10 @@ def test_foreign_and_deleted_files_are_not_damage(fixtures: Path, tmp_path: Path
     (folder / "damaged-1-delete").mkdir()
     report = verify_log_dir(folder, env=ENV)
     assert report.sound
-    assert {each.file for each in report.orphans} == {"damaged-0/00000000000000000322.log.deleted", "damaged-1-delete"}
+    assert {each.file for each in report.unreferenced} == {
+        "damaged-0/00000000000000000322.log.deleted",
+        "damaged-1-delete",
+    }
     assert {each.file for each in report.foreign} == {"notes.txt", "damaged-0/odd.bin"}
 
 

@@ -73,7 +73,9 @@ def test_swap_segment_with_gaps_is_sound(tmp_path: Path, steps: int) -> None:
     report = verified(tmp_path, folder)
     assert report.findings == report.foreign == ()
     assert (report.counts.records, report.counts.gaps) == (4, 6)
-    assert {each.file for each in report.orphans} == {f"t-0/{name}{'.deleted' if steps else ''}" for name in replaced}
+    assert {each.file for each in report.unreferenced} == {
+        f"t-0/{name}{'.deleted' if steps else ''}" for name in replaced
+    }
     # Once the .log has its name, nothing tells that it was swapped.
     assert len(report.notes) == bool(steps)
 
