@@ -19,6 +19,8 @@ PACKAGING = tests/test_wheel.py tests/test_site.py tests/test_notebook.py tests/
 	tests/test_examples_install.py tests/test_first_ten_minutes.py
 # The release of Spark that `make test-spark` tries.
 SPARK ?= 4.3
+# Beginnings of the names of clients that `make test-clients` runs; empty: all.
+CLIENTS ?=
 # Of `make bench-peers`. Delta is for Spark 4.2.
 ROUNDS ?= 5
 RECORDS ?= 2000000
@@ -35,7 +37,7 @@ export PYSPARK_DRIVER_PYTHON := $(abspath $(PY))
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help venv ready test test-fast test-slow test-packaging test-spark test-oldest mutants demo notebook docs lint bench bench-peers clean
+.PHONY: help venv ready test test-fast test-slow test-packaging test-spark test-oldest test-clients mutants demo notebook docs lint bench bench-peers clean
 
 help:
 	@echo "make demo       scan a directory that Kafka wrote, stream it into a topic, tail it (needs nothing but Python and Java)"
@@ -45,6 +47,7 @@ help:
 	@echo "make test-packaging  run the slow tests of the wheel, the site, the notebook and installation; test-slow has them, too"
 	@echo "make test-spark SPARK=4.1  run those with Spark on that release, in an environment of its own"
 	@echo "make test-oldest  run those without Spark and Java with the lowest versions that pyproject.toml allows, likewise"
+	@echo "make test-clients  run releases of Kafka clients against the server and a broker, into docs/reference/clients.md (CLIENTS=java,sarama: only these)"
 	@echo "make mutants    change operators of each module and list what no test notices (ONLY=sparklog/log: only there)"
 	@echo "make notebook   run notebooks/ and store them with their plots"
 	@echo "make docs       build the site of docs/ into build/site, and check every link in it"
@@ -93,6 +96,9 @@ test-spark: venv
 
 test-oldest: venv
 	@sh scripts/oldest_versions.sh $(VENV) $(PARALLEL) -m "not slow and not spark and not java"
+
+test-clients: venv
+	PYTHONPATH=. $(PY) -m tests.serve.peers.matrix --only "$(CLIENTS)"
 
 mutants: venv
 	$(PY) -m scripts.mutants --per-module $(PER_MODULE) --only $(ONLY)

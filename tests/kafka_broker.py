@@ -166,7 +166,8 @@ class Broker:
         for file in (LOG_STARTS_FILE, CLEANER_OFFSETS_FILE):
             known = self.data / file
             offsets = parse_offsets(known.read_bytes()) if known.exists() else {}
-            for (name_there, partition), offset in parse_offsets((exported / file).read_bytes()).items():
+            moved = parse_offsets((exported / file).read_bytes()) if (exported / file).exists() else {}
+            for (name_there, partition), offset in moved.items():
                 if name_there == topic:
                     offsets[there, partition] = offset
             known.write_bytes(offsets_to_bytes(offsets))

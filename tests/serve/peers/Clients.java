@@ -8,6 +8,8 @@ import java.io.ByteArrayOutputStream;
 import java.io.InputStreamReader;
 import java.io.PrintStream;
 import java.nio.charset.StandardCharsets;
+import java.nio.file.Files;
+import java.nio.file.Path;
 import java.time.Duration;
 import java.util.ArrayList;
 import java.util.Base64;
@@ -15,7 +17,17 @@ import java.util.Collection;
 import java.util.HashMap;
 import java.util.List;
 import java.util.Map;
+import java.util.concurrent.ExecutionException;
 import java.util.concurrent.Future;
+import org.apache.kafka.clients.admin.Admin;
+import org.apache.kafka.clients.admin.AlterConfigOp;
+import org.apache.kafka.clients.admin.ConfigEntry;
+import org.apache.kafka.clients.admin.ConsumerGroupDescription;
+import org.apache.kafka.clients.admin.MemberDescription;
+import org.apache.kafka.clients.admin.NewPartitions;
+import org.apache.kafka.clients.admin.NewTopic;
+import org.apache.kafka.clients.admin.OffsetSpec;
+import org.apache.kafka.clients.admin.RecordsToDelete;
 import org.apache.kafka.clients.consumer.ConsumerGroupMetadata;
 import org.apache.kafka.clients.consumer.ConsumerRecord;
 import org.apache.kafka.clients.consumer.KafkaConsumer;
@@ -25,6 +37,7 @@ import org.apache.kafka.clients.producer.KafkaProducer;
 import org.apache.kafka.clients.producer.ProducerRecord;
 import org.apache.kafka.clients.producer.RecordMetadata;
 import org.apache.kafka.common.TopicPartition;
+import org.apache.kafka.common.config.ConfigResource;
 import org.apache.kafka.common.header.Header;
 import org.apache.kafka.common.header.internals.RecordHeader;
 import org.apache.kafka.common.serialization.ByteArrayDeserializer;
@@ -65,6 +78,8 @@ public class Clients {
             case "offsets": return offsets(asked);
             case "produce": return produce(asked);
             case "transact": return transact(asked);
+            case "admin": return admin(asked);
+            case "group": return group(asked);
             case "tool": return tool(asked);
             default: throw new IllegalArgumentException(asked.toString());
         }
@@ -100,7 +115,11 @@ public class Clients {
         try (KafkaConsumer<byte[], byte[]> consumer = consumer(asked)) {
             List<TopicPartition> places = places(asked);
             consumer.assign(places);
-            consumer.seekToBeginning(places);
+            if (asked.hasNonNull("from")) {
+                places.forEach(place -> consumer.seek(place, asked.get("from").asLong()));
+            } else {
+                consumer.seekToBeginning(places);
+            }
             Map<TopicPartition, Long> ends = consumer.endOffsets(places);
             long until = System.nanoTime() + SECONDS * 1_000_000_000L;
             while (places.stream().anyMatch(place -> consumer.position(place) < ends.get(place))) {
@@ -113,14 +132,15 @@ public class Clients {
         return answer;
     }
 
-    /** A member of a group reads until it has so many records, or for so many seconds, commits and leaves. */
+    /** A member of a group reads until a number of records, seconds or the file `stop`, commits and leaves. */
     static ObjectNode join(JsonNode asked) {
         ObjectNode answer = JSON.createObjectNode();
         ArrayNode records = answer.putArray("records");
         try (KafkaConsumer<byte[], byte[]> consumer = consumer(asked)) {
             consumer.subscribe(List.of(asked.get("topic").asText()));
             long until = System.nanoTime() + asked.path("seconds").asLong(SECONDS) * 1_000_000_000L;
-            while (records.size() < asked.get("count").asInt() && System.nanoTime() < until) {
+            Path stop = Path.of(asked.path("stop").asText("/nonexistent"));
+            while (records.size() < asked.get("count").asInt() && System.nanoTime() < until && !Files.exists(stop)) {
                 consumer.poll(Duration.ofMillis(200)).forEach(record -> records.add(json(record)));
             }
             consumer.commitSync();
@@ -179,9 +199,12 @@ public class Clients {
                 for (JsonNode value : transaction.get("values")) {
                     producer.send(new ProducerRecord<>(topic, 0, null, bytes(value)));
                 }
-                producer.sendOffsetsToTransaction(
-                        Map.of(new TopicPartition(topic, 0), new OffsetAndMetadata(transaction.get("offset").asLong())),
-                        new ConsumerGroupMetadata(asked.get("group").asText()));
+                if (asked.hasNonNull("group")) {
+                    OffsetAndMetadata offset = new OffsetAndMetadata(transaction.get("offset").asLong());
+                    producer.sendOffsetsToTransaction(
+                            Map.of(new TopicPartition(topic, 0), offset),
+                            new ConsumerGroupMetadata(asked.get("group").asText()));
+                }
                 if (transaction.get("commit").asBoolean()) {
                     producer.commitTransaction();
                 } else {
@@ -189,6 +212,84 @@ public class Clients {
                     producer.abortTransaction();
                 }
             }
+        }
+        return answer;
+    }
+
+    /** The state of a group, the static id and the number of partitions of each member, and the committed offsets. */
+    static ObjectNode group(JsonNode asked) throws Exception {
+        String name = asked.get("group").asText();
+        ObjectNode answer = JSON.createObjectNode();
+        try (Admin admin = Admin.create(options(asked))) {
+            ArrayNode members = answer.putArray("members");
+            ConsumerGroupDescription group;
+            try {
+                group = admin.describeConsumerGroups(List.of(name)).all().get().get(name);
+            } catch (ExecutionException error) {
+                // A group without a first member is unknown to newer brokers, and in the state Dead in older ones.
+                return answer.put("state", "Dead");
+            }
+            answer.put("state", group.state().toString());
+            for (MemberDescription member : group.members()) {
+                int partitions = member.assignment().topicPartitions().size();
+                members.addArray().add(member.groupInstanceId().orElse(null)).add(partitions);
+            }
+            ObjectNode offsets = answer.putObject("offsets");
+            admin.listConsumerGroupOffsets(name).partitionsToOffsetAndMetadata().get()
+                    .forEach((place, offset) -> offsets.put(place.toString(), offset.offset()));
+        }
+        return answer;
+    }
+
+    interface Step {
+        Object run() throws Exception;
+    }
+
+    static void step(ObjectNode answer, String name, Step step) {
+        try {
+            answer.putPOJO(name, step.run());
+        } catch (Exception error) {
+            Throwable cause = error instanceof ExecutionException ? error.getCause() : error;
+            answer.putObject(name).put("error", cause.getClass().getSimpleName());
+        }
+    }
+
+    /** The admin client, step by step. */
+    static ObjectNode admin(JsonNode asked) {
+        String topic = asked.get("topic").asText();
+        String group = asked.get("group").asText();
+        TopicPartition filled = new TopicPartition(asked.get("filled").asText(), 0);
+        ConfigResource resource = new ConfigResource(ConfigResource.Type.TOPIC, topic);
+        NewTopic made = new NewTopic(topic, 2, (short) 1).configs(Map.of("retention.ms", "3600000"));
+        ObjectNode answer = JSON.createObjectNode();
+        ObjectNode steps = answer.putObject("steps");
+        try (Admin admin = Admin.create(options(asked)); KafkaConsumer<byte[], byte[]> consumer = consumer(asked)) {
+            step(steps, "create topic", () -> admin.createTopics(List.of(made)).all().get());
+            step(steps, "create topic again", () -> admin.createTopics(List.of(made)).all().get());
+            step(steps, "list topics", () -> admin.listTopics().names().get().contains(topic));
+            step(steps, "describe topic", () -> consumer.partitionsFor(topic).size());
+            step(steps, "describe configs", () ->
+                    admin.describeConfigs(List.of(resource)).all().get().get(resource).get("retention.ms").value());
+            AlterConfigOp change = new AlterConfigOp(new ConfigEntry("retention.ms", "7200000"), AlterConfigOp.OpType.SET);
+            step(steps, "alter configs", () -> admin.incrementalAlterConfigs(Map.of(resource, List.of(change))).all().get());
+            step(steps, "altered config", () ->
+                    admin.describeConfigs(List.of(resource)).all().get().get(resource).get("retention.ms").value());
+            step(steps, "create partitions", () ->
+                    admin.createPartitions(Map.of(topic, NewPartitions.increaseTo(4))).all().get());
+            step(steps, "delete records", () -> admin.deleteRecords(Map.of(filled, RecordsToDelete.beforeOffset(3)))
+                    .lowWatermarks().get(filled).get().lowWatermark());
+            step(steps, "list offsets", () ->
+                    admin.listOffsets(Map.of(filled, OffsetSpec.latest())).partitionResult(filled).get().offset());
+            step(steps, "list groups", () ->
+                    admin.listConsumerGroups().all().get().stream().anyMatch(one -> one.groupId().equals(group)));
+            step(steps, "describe group", () ->
+                    admin.describeConsumerGroups(List.of(group)).all().get().get(group).state().toString());
+            step(steps, "group offsets", () -> admin.listConsumerGroupOffsets(group)
+                    .partitionsToOffsetAndMetadata().get().get(filled).offset());
+            step(steps, "delete group", () -> admin.deleteConsumerGroups(List.of(group)).all().get());
+            step(steps, "describe cluster", () -> admin.describeCluster().nodes().get().size());
+            step(steps, "delete topic", () -> admin.deleteTopics(List.of(topic)).all().get());
+            step(steps, "delete topic again", () -> admin.deleteTopics(List.of(topic)).all().get());
         }
         return answer;
     }

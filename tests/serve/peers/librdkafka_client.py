@@ -9,6 +9,7 @@ import base64
 import json
 import sys
 import time
+from pathlib import Path
 from typing import Any
 
 import confluent_kafka
@@ -56,7 +57,8 @@ def read(asked: dict[str, Any]) -> dict[str, Any]:
     records, ended = [], set()
     client = consumer(asked, **{"enable.partition.eof": True})
     try:
-        client.assign([TopicPartition(topic, number, OFFSET_BEGINNING) for topic, number in asked["places"]])
+        begin = asked.get("from", OFFSET_BEGINNING)
+        client.assign([TopicPartition(topic, number, begin) for topic, number in asked["places"]])
         until = time.monotonic() + SECONDS
         while len(ended) < len(asked["places"]):
             assert time.monotonic() < until, f"no end within {SECONDS} s: {ended}"
@@ -74,13 +76,13 @@ def read(asked: dict[str, Any]) -> dict[str, Any]:
 
 
 def join(asked: dict[str, Any]) -> dict[str, Any]:
-    """Join a group, read until a number of records or seconds is reached, commit and leave."""
+    """Join a group, read up to a number of records or seconds or until the file `stop` exists, commit and leave."""
     records: list[Any] = []
-    client = consumer(asked)
+    client, stop = consumer(asked), Path(asked.get("stop", "/nonexistent"))
     try:
         client.subscribe([asked["topic"]])
         until = time.monotonic() + asked.get("seconds", SECONDS)
-        while len(records) < asked["count"] and time.monotonic() < until:
+        while len(records) < asked["count"] and time.monotonic() < until and not stop.exists():
             for message in client.consume(min(asked["count"] - len(records), 1000), 0.2):
                 if message.error() is not None:
                     raise RuntimeError(str(message.error()))
@@ -141,15 +143,16 @@ def produce(asked: dict[str, Any]) -> dict[str, Any]:
 
 def transact(asked: dict[str, Any]) -> dict[str, Any]:
     """Run transactions of one producer, with the offsets of a group."""
-    topic, group = asked["topic"], consumer({"server": asked["server"]}, **{"group.id": asked["group"]})
+    topic, group = asked["topic"], consumer({"server": asked["server"]}, **{"group.id": asked.get("group") or "unused"})
     producer = Producer({"bootstrap.servers": asked["server"], **asked.get("options", {})})
     producer.init_transactions(SECONDS)
     for transaction in asked["transactions"]:
         producer.begin_transaction()
         for value in transaction["values"]:
             producer.produce(topic, data(value), partition=0)
-        positions = [TopicPartition(topic, 0, transaction["offset"])]
-        producer.send_offsets_to_transaction(positions, group.consumer_group_metadata(), SECONDS)
+        if asked.get("group"):
+            positions = [TopicPartition(topic, 0, transaction["offset"])]
+            producer.send_offsets_to_transaction(positions, group.consumer_group_metadata(), SECONDS)
         if transaction["commit"]:
             producer.commit_transaction(SECONDS)
         else:
@@ -157,6 +160,74 @@ def transact(asked: dict[str, Any]) -> dict[str, Any]:
             producer.abort_transaction(SECONDS)
     group.close()
     return {}
+
+
+def admin(asked: dict[str, Any]) -> dict[str, Any]:
+    """Run the admin client step by step."""
+    from confluent_kafka import ConsumerGroupTopicPartitions
+    from confluent_kafka.admin import (
+        AdminClient,
+        AlterConfigOpType,
+        ConfigEntry,
+        ConfigResource,
+        NewPartitions,
+        NewTopic,
+        OffsetSpec,
+        ResourceType,
+    )
+
+    topic, group, filled = asked["topic"], asked["group"], TopicPartition(asked["filled"], 0, 3)
+    client: Any = AdminClient({"bootstrap.servers": asked["server"]})
+    new = NewTopic(topic, 2, 1, config={"retention.ms": "3600000"})
+    resource = ConfigResource(ResourceType.TOPIC, topic)
+    change = ConfigEntry("retention.ms", "7200000", incremental_operation=AlterConfigOpType.SET)
+
+    def of(futures: dict[Any, Any]) -> Any:
+        (future,) = futures.values()
+        return future.result(SECONDS)
+
+    def retention() -> str:
+        value: str = of(client.describe_configs([resource]))["retention.ms"].value
+        return value
+
+    def alter() -> Any:
+        return of(client.incremental_alter_configs([ConfigResource(ResourceType.TOPIC, topic, None, [change])]))
+
+    def group_offsets() -> int:
+        (position,) = of(client.list_consumer_group_offsets([ConsumerGroupTopicPartitions(group)])).topic_partitions
+        offset: int = position.offset
+        return offset
+
+    names = client.list_consumer_groups
+    steps = {
+        "create topic": lambda: of(client.create_topics([new])),
+        "create topic again": lambda: of(client.create_topics([new])),
+        "list topics": lambda: topic in client.list_topics(timeout=SECONDS).topics,
+        "describe topic": lambda: len(client.list_topics(topic, timeout=SECONDS).topics[topic].partitions),
+        "describe configs": retention,
+        "alter configs": alter,
+        "altered config": retention,
+        "create partitions": lambda: of(client.create_partitions([NewPartitions(topic, 4)])),
+        "delete records": lambda: of(client.delete_records([filled])).low_watermark,
+        "list offsets": lambda: of(client.list_offsets({filled: OffsetSpec.latest()})).offset,
+        "list groups": lambda: group in {one.group_id for one in names().result(SECONDS).valid},
+        "describe group": lambda: of(client.describe_consumer_groups([group])).state.name,
+        "group offsets": group_offsets,
+        "delete group": lambda: of(client.delete_consumer_groups([group])),
+        "describe cluster": lambda: len(client.describe_cluster().result(SECONDS).nodes),
+        "delete topic": lambda: of(client.delete_topics([topic])),
+        "delete topic again": lambda: of(client.delete_topics([topic])),
+    }
+    return {"steps": {name: outcome(step) for name, step in steps.items()}}
+
+
+def outcome(step: Any) -> Any:
+    try:
+        return step()
+    except confluent_kafka.KafkaException as error:
+        return {"error": error.args[0].name()}
+    except Exception as error:  # noqa: BLE001 - it is compared with a broker's
+        return {"error": type(error).__name__}
 
 
 def version(asked: dict[str, Any]) -> dict[str, Any]:
@@ -172,6 +243,7 @@ for line in sys.stdin:
             "offsets": offsets,
             "produce": produce,
             "transact": transact,
+            "admin": admin,
             "version": version,
         }[asked["do"]](asked)
     except Exception as error:  # noqa: BLE001 - the test fails with it

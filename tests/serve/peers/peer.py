@@ -1,8 +1,19 @@
 """Clients of other projects. Each runs in its own process and gets requests as lines of JSON.
 
-A request has `do` (read, join, offsets, produce), `server`, and `options` with the client's own names. Records are
-lists: topic, partition, offset, timestamp (ms), timestamp type (0: CreateTime, 1: LogAppendTime, -1: none), key and
-value (base64 or null), headers. Records to send consist of partition, timestamp, key, value, headers.
+A request has `do`, `server`, and `options` with the client's own names:
+
+* read: read `places` with one consumer, from the log start or from the offset `from`, to the end or to `count` records.
+* join: read `topic` as a member of a group, up to `count` records, for `seconds`, or until the file `stop` exists;
+  commit and leave.
+* offsets: return the first and the last offset of each place, and the offsets at or after `times`.
+* produce: write `records` to `topic` and return their offsets.
+* transact: run `transactions` of one producer, with the offsets of `group` if it is set.
+* admin: create, describe, change and delete `topic`, delete records of the topic `filled`, describe and delete `group`.
+  The answer has the result of each step, or `{"error": ...}`.
+* group (Java): describe `group`.
+
+Records are lists: topic, partition, offset, timestamp (ms), timestamp type (0: CreateTime, 1: LogAppendTime, -1: none),
+key and value (base64 or null), headers. Records to send consist of partition, timestamp, key, value, headers.
 """
 
 from __future__ import annotations
@@ -10,13 +21,15 @@ from __future__ import annotations
 import base64
 import json
 import os
+import select
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from importlib.metadata import version
 from pathlib import Path
+from threading import Lock
 from typing import Any
 
 import pyspark
@@ -28,10 +41,15 @@ from tests.support.servers import programs
 
 HERE = Path(__file__).parent
 FRANZ_GO = "1.22.3"
-"""The version in `franz/go.mod`."""
+"""The version in `go/go.mod`."""
+ANSWER_SECONDS = 240
 Place = tuple[str, int]
 Record = tuple[int, int, bytes | None, bytes | None, Sequence[tuple[str, bytes | None]]]
 """Partition, timestamp (ms), key, value, headers."""
+
+
+class Failed(AssertionError):  # noqa: N818
+    """A client returned an error, ended, or did not answer."""
 
 
 class Peer:
@@ -41,17 +59,35 @@ class Peer:
         self.library = library
         self.name = f"{library}-{release}"
         self._process = process
+        self._lock = Lock()
 
     def ask(self, do: str, server: object, **more: Any) -> Any:
+        with self._lock:
+            return self._ask(do, server, more)
+
+    def _ask(self, do: str, server: object, more: Mapping[str, Any]) -> Any:
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         self._process.stdin.write(json.dumps({"do": do, "server": str(server), **more}, default=str) + "\n")
         self._process.stdin.flush()
+        if not select.select([self._process.stdout], [], [], ANSWER_SECONDS)[0]:
+            self.kill()
+            raise Failed(f"no answer within {ANSWER_SECONDS} s")
         line = self._process.stdout.readline()
-        assert line, f"{self.name} ended with {self._process.wait()}"
+        if not line:
+            raise Failed(f"the client ended with {self._process.wait()}")
         answer = json.loads(line)
-        assert "error" not in answer, f"{self.name}: {answer['error']}"
+        if "error" in answer:
+            raise Failed(answer["error"])
         return answer
+
+    @property
+    def is_running(self) -> bool:
+        return self._process.poll() is None
+
+    def kill(self) -> None:
+        self._process.kill()
+        self._process.wait()
 
     def read(
         self, server: object, places: Sequence[Place], isolation: str, count: int = 0, **options: Any
@@ -163,16 +199,19 @@ def librdkafka(program: programs.Program) -> Iterator[Peer]:
 
 
 @contextmanager
-def franz_go() -> Iterator[Peer]:
-    """Build and run the Go program. Raises `Missing` if Go or its modules are not available."""
+def go_client(library: str, release: str, package: str, modules: str = "go.mod") -> Iterator[Peer]:
+    """Build and run a Go program. Raises `Missing` if Go or its modules are not available."""
     go = shutil.which("go")
     if go is None:
         raise Missing("there is no Go")
-    program = cache_folder() / "franz-go"
-    built = subprocess.run(
-        [go, "build", "-o", program, "."], cwd=HERE / "franz", capture_output=True, text=True, check=False
-    )
+    program = cache_folder() / f"{library}-{release}"
+    command = [go, "build", f"-modfile={modules}", "-o", str(program), f"./{package}"]
+    built = subprocess.run(command, cwd=HERE / "go", capture_output=True, text=True, check=False)
     if built.returncode:
-        raise Missing(f"franz-go's program cannot be built: {built.stderr[-300:]}")
-    with running("franz-go", FRANZ_GO, [program]) as peer:
+        raise Missing(f"the program for {library} cannot be built: {built.stderr[-300:]}")
+    with running(library, release, [program]) as peer:
         yield peer
+
+
+def franz_go() -> AbstractContextManager[Peer]:
+    return go_client("franz-go", FRANZ_GO, "franz")

@@ -13,6 +13,7 @@ from sparklog.groups.lag import Groups
 from tests.kafka_broker import Broker
 from tests.serve.clients import ISOLATIONS, ReadRecord
 from tests.serve.peers.calls import noting
+from tests.serve.peers.checks import START_MS, sent_records
 from tests.serve.peers.golden import Served
 from tests.serve.peers.peer import Peer, Place, Record, text
 
@@ -23,7 +24,6 @@ CANNOT = {"franz-go": ("old-v0", "old-mixed", "built", "time-create"), "aiokafka
 """Topics that a client cannot read from a broker either. It does not support lz4 with the checksum of Kafka before
 0.10, or, in franz-go, timestamps that are 292 years apart in one batch.
 """
-START_MS = 1_700_000_000_000
 
 
 @pytest.mark.parametrize("isolation", ISOLATIONS)
@@ -49,23 +49,6 @@ def test_fetches_of_few_bytes_lose_nothing(start_peer: Callable[[str], Peer], go
         few = {"max.partition.fetch.bytes": "1500"}
     records = peer.read(golden.address, list(expected), "read_committed", **few)
     assert {place for place in expected if records[place] != expected[place]} == set()
-
-
-def sent_records(peer: Peer, codec: str) -> list[Record]:
-    """Return records of all kinds for two partitions: several batches, one of them large.
-
-    kafka-python and aiokafka cannot send a record without key and value. kafka-python cannot send a null header either.
-    """
-    headers = ((), (("a", b"1"), ("a", b""), ("\u00fc", b"\xff")), (("null", None),))
-    keys, values = (None, b"", b"anna", "\u00fc".encode()), (b"", b"book", bytes(range(256)), None, b"x" * 5_000)
-    rows: list[Record] = [
-        (n % 2, START_MS + n * 7 % 50, keys[n % 4], values[n % 5], headers[n % 3]) for n in range(400)
-    ]
-    if peer.library in ("kafka-python", "aiokafka"):
-        rows = [row for row in rows if row[2:4] != (None, None)]
-    if peer.library == "kafka-python":
-        rows = [row for row in rows if ("null", None) not in row[4]]
-    return [*rows, (0, START_MS, codec.encode(), b"y" * 300_000, ())]
 
 
 @pytest.mark.java
@@ -102,7 +85,7 @@ def test_produced_records_are_those_that_a_broker_has(
     topic = f"made-{peer.name}-{codec}"
     broker.create(topic, 2)
     root.create_topic(topic, partitions=2)
-    records = sent_records(peer, codec)
+    records = sent_records(peer.library, codec)
     options = {"compression.type": codec, "enable.idempotence": "true", "acks": "all"}
     with noting(peer.name, server):
         offsets = peer.produce(server.address, topic, records, **options)

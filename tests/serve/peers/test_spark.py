@@ -2,54 +2,31 @@
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.datasource import spark_session
-from tests.datasource.live_kafka import CONNECTOR_VERSION, connector_jars
+from tests.datasource.live_kafka import CONNECTOR_VERSION
 from tests.kafka_tools import Missing
 from tests.serve.clients import ISOLATIONS, ReadRecord
+from tests.serve.peers.applications import by_topic, run_spark
 from tests.serve.peers.calls import noting
 from tests.serve.peers.golden import TIMED_MS, Served
-from tests.serve.peers.peer import HERE, Place, by_place
+from tests.serve.peers.peer import Place, by_place
 
 pytestmark = [pytest.mark.slow, pytest.mark.spark, pytest.mark.java, pytest.mark.timeout(900)]
 
-SECONDS = 600
 SPARK = f"spark-connector-{CONNECTOR_VERSION}"
 CANNOT = ("time-create",)
 """The connector rejects records whose timestamps exceed the range of Spark's type."""
 
 
 def run(task: dict[str, Any], folder: Path) -> dict[str, Any]:
-    """Run the program in its own driver."""
     try:
-        jars = ",".join(map(str, connector_jars()))
+        return run_spark(task, folder)
     except Missing as missing:
         pytest.skip(str(missing))
-    settings = {"spark.local.dir": str(folder / "scratch"), **spark_session.SETTINGS}
-    options = " ".join(f"--conf '{name}={value}'" for name, value in settings.items() if name != "spark.driver.memory")
-    submit = f"--master local[2] --driver-memory 1g --jars {jars} {options} pyspark-shell"
-    environment = {**os.environ, **spark_session.environment(), "PYSPARK_SUBMIT_ARGS": submit}
-    (folder / "task.json").write_text(json.dumps(task))
-    command = [sys.executable, HERE / "spark_program.py", folder / "task.json", folder / "result.json"]
-    answer = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=SECONDS, check=False)
-    assert answer.returncode == 0, answer.stderr[-5000:]
-    result: dict[str, Any] = json.loads((folder / "result.json").read_text())
-    return result
-
-
-def by_topic(places: list[Place], value: Any) -> dict[str, dict[str, Any]]:
-    offsets: dict[str, dict[str, Any]] = {}
-    for topic, partition in places:
-        offsets.setdefault(topic, {})[str(partition)] = value
-    return offsets
 
 
 def test_the_connector_reads_and_writes(tmp_path: Path, golden: Served, writable: tuple[Served, Any]) -> None:

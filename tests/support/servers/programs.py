@@ -34,9 +34,10 @@ class Program:
     runs_in: str = ""
 
 
-def _npm(package: str) -> Callable[[Path], tuple[list[str], dict[str, str]]]:
+def _npm(package: str, *more: str) -> Callable[[Path], tuple[list[str], dict[str, str]]]:
     name = package.partition("@")[0]
-    return lambda folder: (["npm", "install", "--no-audit", "--no-fund", "--prefix", str(folder / name), package], {})
+    command = ("npm", "install", "--no-audit", "--no-fund", "--prefix")
+    return lambda folder: ([*command, str(folder / name), package, *more], {})
 
 
 def _go(module: str) -> Callable[[Path], tuple[list[str], dict[str, str]]]:
@@ -89,6 +90,31 @@ LIBRDKAFKA = tuple(
     for version, package in (("2.2.0", "2.2.0"), ("2.16.0", "2.16.1"))
 )
 """An interpreter with confluent-kafka, which brings that release of librdkafka."""
+KAFKA_PYTHON = tuple(
+    Program(
+        f"kafka-python-{version}",
+        version,
+        f"kafka-python-{version}/bin/python",
+        _pip(f"kafka-python[snappy,lz4,zstd]=={version}", f"kafka-python-{version}"),
+    )
+    for version in ("2.0.2", "2.2.15", "3.0.12")
+)
+AIOKAFKA = (
+    Program(
+        "aiokafka-0.14.0",
+        "0.14.0",
+        "aiokafka-0.14.0/bin/python",
+        _pip("aiokafka[snappy,lz4,zstd]==0.14.0", "aiokafka-0.14.0"),
+    ),
+)
+"""Interpreters with releases of clients that are written in Python."""
+KAFKAJS = Program(
+    "kafkajs-2.2.4",
+    "2.2.4",
+    "kafkajs/node_modules/kafkajs/package.json",
+    _npm("kafkajs@2.2.4", "kafkajs-snappy@1.1.0", "lz4js@0.2.0", "zstd-codec@0.1.5"),
+    "node",
+)
 PROGRAMS = (AZURITE, S3RVER, S3MOCK_4, S3MOCK_5, VERSITYGW, *LIBRDKAFKA)
 
 
