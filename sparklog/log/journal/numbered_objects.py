@@ -103,6 +103,16 @@ class ReadResult:
     is_root_checked: bool = False  # the root is still the opened root
 
 
+class _Previous(Enum):
+    """What one attempt to read an expected object has shown. `EXPECTED` includes objects in the archive."""
+
+    EXPECTED = "expected"
+    DIFFERENT = "different"
+    CORRUPT = "corrupt"
+    MISSING = "missing"
+    UNCLEAR = "unclear"
+
+
 NOTHING_READ = ReadResult()
 EntryRef = tuple[int, int]
 """The number of an object, and its CRC-32C when this process read it."""
@@ -384,61 +394,78 @@ class NumberedObjects:
                 if not isinstance(data := objects[ref[0]], bytes) or crc32c.crc32c(data) != ref[1]
             ]
         for ref in previous:
-            if not self._is_confirmed(number, ref, commit_id, expected.seen):
+            if not self._confirm_previous(number, ref, commit_id, expected.seen):
                 return CreateResult.UNKNOWN
         if must_check_next:
             self._check_next(number, stored)
         return result
 
-    def _is_confirmed(self, number: int, ref: EntryRef, commit_id: str, seen: ClockReading) -> bool:
+    def _confirm_previous(self, number: int, ref: EntryRef, commit_id: str, seen: ClockReading) -> bool:
         """Return True if an expected object before `number` exists; False if it may be deleted, because the check took
         long.
 
-        Raises `Fenced` if the object is missing or different, and `Unavailable` if its state remains unclear.
+        Two time limits apply. Caches may hide an object until the first limit (`hidden`), so only reads after it show
+        that the object is missing or different. The second limit (`unclear`) applies to failed requests and to reads
+        after the first limit that show neither.
+
+        Raises:
+            Fenced: The object is missing or different.
+            Unavailable: It is unclear whether the object exists.
         """
-        (earlier, crc), differing = ref, 0
-        backoff: Backoff | None = None
+        hidden: Backoff | None = None
         unclear: Backoff | None = None
+        differing = 0
         while True:
-            data, is_gap, failure = None, False, ""
-            is_last = backoff is not None and backoff.is_over()
+            is_over, failure = hidden is not None and hidden.is_over(), ""
             try:
-                data = self.read(earlier)
-                if data is not None and crc32c.crc32c(data) == crc:
-                    return True
-                archived = self.archived()
-                if archived is not None and number > archived[0] and (earlier < archived[0] or ref == archived):
-                    return True
-                # A client adds objects that it creates to its cached listing, so the listing may not contain the
-                # previous object.
-                if data is None and (is_last or self.is_remote):
-                    listed = self.listed(-1)
-                    is_gap = number in listed and earlier not in listed
-                # Only reads after the wait prove that the object is missing or different. It may have been created
-                # between the read and the listing, so the read is repeated. Failed requests are repeated as well.
-                unclear = (unclear or Backoff(self.env)) if is_last else None
+                previous = self._read_previous(number, ref, check_listing=is_over or self.is_remote)
             except Unavailable as error:
-                failure, unclear = str(error), unclear or Backoff(self.env)
+                previous, failure = _Previous.UNCLEAR, str(error)
+            if previous is _Previous.EXPECTED:
+                return True
             # Created here, because the first read is sufficient for nearly every commit.
-            backoff = backoff or Backoff(self.env)
+            hidden = hidden or Backoff(self.env)
+            unclear = (unclear or Backoff(self.env)) if is_over or failure else None
             if self.env.elapsed_ms(seen) > STALE_MS:
                 self._check_root(number, may_be_written=True)
                 return False
-            backoff.tries += 1
-            differing += data is not None
-            if is_gap or differing >= CONFIRMING_READS:
-                try:
-                    if data is not None:
-                        check_stored(data, self.key(earlier))
-                except Corrupt:
+            differing += previous in (_Previous.DIFFERENT, _Previous.CORRUPT)
+            if previous is _Previous.MISSING or differing >= CONFIRMING_READS:
+                if previous is _Previous.CORRUPT:
                     # The object exists. Its readers report the corruption.
                     return True
-                self._reject(number, earlier, commit_id)
-            if unclear is not None:
-                if is_last and unclear.is_over():
-                    raise self._unknown(number, failure or f"the previous object {self.key(earlier)} cannot be read")
-                unclear.tries += 1
-            self.env.pause(differing or backoff.tries)
+                self._reject(number, ref[0], commit_id)
+            if is_over and unclear is not None and unclear.is_over():
+                raise self._unknown(number, failure or f"the previous object {self.key(ref[0])} cannot be read")
+            for backoff in (hidden, unclear):
+                if backoff is not None:
+                    backoff.tries += 1
+            self.env.pause(differing or hidden.tries)
+
+    def _read_previous(self, number: int, ref: EntryRef, *, check_listing: bool) -> _Previous:
+        """Read an expected object before `number` once. If it cannot be read and `check_listing` is true, list the
+        journal.
+        """
+        earlier, crc = ref
+        data = self.read(earlier)
+        if data is not None and crc32c.crc32c(data) == crc:
+            return _Previous.EXPECTED
+        archived = self.archived()
+        if archived is not None and number > archived[0] and (earlier < archived[0] or ref == archived):
+            return _Previous.EXPECTED
+        if data is not None:
+            try:
+                check_stored(data, self.key(earlier))
+            except Corrupt:
+                return _Previous.CORRUPT
+            return _Previous.DIFFERENT
+        if check_listing:
+            listed = self.listed(-1)
+            # A client adds objects that it creates to its cached listing, so the listing may be too old to contain the
+            # previous object. The object may also have been created between the read and the listing.
+            if number in listed and earlier not in listed:
+                return _Previous.MISSING
+        return _Previous.UNCLEAR
 
     def _check_next(self, number: int, data: bytes) -> None:
         """Check the object after a new object.
@@ -478,22 +505,23 @@ class NumberedObjects:
         key = self.key(number)
         backoff = Backoff(self.env, 2 * SETTLE_MS)
         while True:
-            is_own = False
+            is_own, problem = False, ""
             try:
                 data = self.read(number)
                 is_own = data is not None and peek_commit_id(data) == commit_id
                 if data is not None and is_own and self._withdraw(number, data):
-                    raise self._replaced(earlier, f"; {key} was withdrawn")
+                    raise self._replaced(earlier, note=f"; {key} was withdrawn")
                 # An object that a cache hides may belong to another process, so it is deleted only after it was read.
                 if not is_own and (data is not None or not any(info.key == key for info in self.store.list(key))):
                     raise self._replaced(earlier)
-                if backoff.is_over() and not is_own:
-                    raise Unavailable("it is listed but cannot be read")
+                if not is_own:
+                    problem = "it is listed but cannot be read"
             except Unavailable as error:
-                if backoff.is_over():
-                    problem = f"{key}, which does not follow it, cannot be withdrawn: {error}; delete it"
-                    raise Unavailable(f"{self._replaced(earlier)}; {problem}") from error
-            if is_own and backoff.is_over():
+                problem = str(error)
+            if backoff.is_over() and problem:
+                problem = f"{key}, which does not follow it, cannot be withdrawn: {problem}; delete it"
+                raise Unavailable(f"{self._replaced(earlier)}; {problem}")
+            if backoff.is_over():
                 raise self._unknown(number, f"{self.key(number + 1)} follows it, and {self.key(earlier)} is missing")
             backoff.sleep()
 
@@ -502,26 +530,31 @@ class NumberedObjects:
 
         If the next object follows it, the object is kept, and the result is False.
         """
-        crc, is_tried = crc32c.crc32c(data), False
+        crc, is_deletion_sent = crc32c.crc32c(data), False
         backoff = Backoff(self.env)
         while True:
             try:
                 following = self.read(number + 1)
                 if following is not None and follows(following, crc):
-                    if is_tried and not self.store.create(self.key(number), data) and self.read(number) != data:
-                        raise self._unknown(number, f"{self.key(number + 1)} follows it, and it was replaced")
+                    if is_deletion_sent:
+                        self._restore(number, data)
                     return False
                 # Check for a following object before and after the deletion. A later following object finds its
                 # predecessor missing.
-                if is_tried and self.read(number) != data:
+                if is_deletion_sent and self.read(number) != data:
                     return True
-                if is_tried and not backoff.wait():
+                if is_deletion_sent and not backoff.wait():
                     raise self._unknown(number, f"{self.key(number)} still exists after it was deleted")
-                is_tried = True
+                is_deletion_sent = True
                 self.store.delete(self.key(number))
             except Unavailable as error:
                 if not backoff.wait():
                     raise self._unknown(number, error) from error
+
+    def _restore(self, number: int, data: bytes) -> None:
+        """Create an object again that this process may have deleted, because the next object follows it."""
+        if not self.store.create(self.key(number), data) and self.read(number) != data:
+            raise self._unknown(number, f"{self.key(number + 1)} follows it, and it was replaced")
 
     def _unknown(self, number: int, failure: object) -> Unavailable:
         key = self.key(number)
@@ -636,14 +669,17 @@ class NumberedObjects:
     def _differs(self, number: int) -> str:
         return f"{self.key(number)} in {self.store.location} differs from the object that this process has read"
 
-    def _replaced(self, number: int, done: str = "", commit_id: str | None = None) -> Fenced:
-        """Return the error for a replaced number. `commit_id` is the id of the object that this process created."""
+    def _replaced(self, number: int, note: str = "", commit_id: str | None = None) -> Fenced:
+        """Return the error for a replaced number, with a note about what was done.
+
+        `commit_id` is the id of the object that this process created.
+        """
         what, lost = self._differs(number), None
         if commit_id is None and number in self._created:
             commit_id = self._created[number][1]
         if commit_id is not None:
             what, lost = f"{what}, which created commit {commit_id} there", (self.key(number), commit_id)
-        return self._contradiction(what, lost) or Fenced(f"{what}: {REPLACED}{done}; {REOPEN}")
+        return self._contradiction(what, lost) or Fenced(f"{what}: {REPLACED}{note}; {REOPEN}")
 
     def _contradiction(self, what: str, lost: tuple[str, str] | None = None) -> Fenced | None:
         # Import lazily, because readers never need this module.

@@ -107,6 +107,13 @@ def test_an_entry_after_a_missing_one_is_withdrawn_after_the_wait() -> None:
     assert case.world.now_ms - START_MS > SETTLE_MS
 
 
+def test_an_entry_after_a_corrupt_one_is_kept() -> None:
+    """The previous entry was damaged after the writer had read it. Its readers report this, and `repair` can fix it."""
+    case = Case(ZERO, ONE + b"damaged")
+    assert case.write(2, TWO, after=ONE) is CreateResult.CREATED
+    assert case.there(2) == TWO
+
+
 class Outage(WrapperStore):
     """The requests of one process, which fail for some seconds after the start."""
 
