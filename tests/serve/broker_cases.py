@@ -413,6 +413,25 @@ ASKED: dict[str, Callable[[Asked, str], Answer]] = {
     "JoinGroup, a session of 31 minutes": lambda s, t: _join(s, "g", 31 * 60_000),
     "JoinGroup, a session of 6 s": lambda s, t: _join(s, "g", 6_000),
     "what a client may do": lambda s, t: _rights(s, t),
+    "bounds of a Fetch beyond the end": lambda s, t: _bounds(s.fetch(t, 2, version=11)),
+    "bounds of a Fetch of partition 9": lambda s, t: _bounds(s.fetch(t, 0, 9, version=11)),
+    "ListOffsets 10": lambda s, t: s.offsets(t, -1, -2, -3, -4, -5, T, version=10),
+    "Metadata 13": lambda s, t: codes_in(s.ask("Metadata", 13, {"topics": [{"name": t}]})),
+    "ApiVersions 4": lambda s, t: codes_in(
+        s.ask("ApiVersions", 4, {"clientSoftwareName": "test", "clientSoftwareVersion": "1"})
+    ),
+    "DescribeGroups 5 of no group": lambda s, t: _described(s, 5),
+    "DescribeGroups 6 of no group": lambda s, t: _described(s, 6),
+    "SyncGroup 4": lambda s, t: _sync(s, 4),
+    "SyncGroup 5": lambda s, t: _sync(s, 5, protocolType="consumer", protocolName="range"),
+    "SyncGroup 5 without a protocol": lambda s, t: _sync(s, 5),
+    "SyncGroup 5 without a protocol type": lambda s, t: _sync(s, 5, protocolName="range"),
+    "SyncGroup 5 of another protocol": lambda s, t: _sync(s, 5, protocolType="consumer", protocolName="sticky"),
+    "SyncGroup 5 of another protocol type": lambda s, t: _sync(s, 5, protocolType="connect", protocolName="range"),
+    "SyncGroup 5 of another protocol and generation": lambda s, t: _sync(
+        s, 5, protocolType="consumer", protocolName="sticky", generationId=7
+    ),
+    "LeaveGroup 5": lambda s, t: _leave(s, 5),
 }
 
 
@@ -429,6 +448,49 @@ def _produce_all(server: Asked, topic: str, batches: dict[int, bytes]) -> Answer
     topics = [{"name": topic, "partitionData": rows}]
     # A broker returns partitions in its own order.
     return sorted(codes_in(server.ask("Produce", 7, {"acks": -1, "timeoutMs": 1000, "topicData": topics})))
+
+
+def _bounds(answer: Any) -> Answer:
+    row = answer["responses"][0]["partitions"][0]
+    return [code(row), row["highWatermark"], row["lastStableOffset"], row["logStartOffset"]]
+
+
+def _described(server: Asked, version: int) -> Answer:
+    name = f"g{time.monotonic_ns()}"
+    for _ in range(100):
+        (group,) = server.ask("DescribeGroups", version, {"groups": [name]})["groups"]
+        if group["errorCode"] not in NOT_YET:
+            break
+        server.ask("FindCoordinator", 1, {"key": name, "keyType": 0})
+        time.sleep(0.1)
+    return [code(group), group["groupState"], bool(group["errorMessage"])]
+
+
+def _member(server: Asked) -> dict[str, Any]:
+    """Add a member to a new group. Return the fields that identify it."""
+    group = f"g{time.monotonic_ns()}"
+    fields = {"groupId": group, "sessionTimeoutMs": 10_000, "rebalanceTimeoutMs": 1000, "protocolType": "consumer"}
+    fields["protocols"] = [{"name": "range", "metadata": struct.pack(">hii", 0, 0, -1)}]
+    for _ in range(100):
+        answer = server.ask("JoinGroup", 3, fields)
+        if answer["errorCode"] not in NOT_YET:
+            break
+        server.ask("FindCoordinator", 1, {"key": group, "keyType": 0})
+        time.sleep(0.1)
+    return {"groupId": group, "memberId": answer["memberId"], "generationId": answer["generationId"]}
+
+
+def _sync(server: Asked, version: int, **fields: Any) -> Answer:
+    member = _member(server)
+    assigned = {"assignments": [{"memberId": member["memberId"], "assignment": b"x"}]}
+    answer = server.ask("SyncGroup", version, {**member, **assigned, **fields})
+    return [code(answer), answer["protocolType"], answer["protocolName"], len(answer["assignment"] or b"")]
+
+
+def _leave(server: Asked, version: int) -> Answer:
+    member = _member(server)
+    rows = [{"memberId": name, "reason": "done"} for name in (member["memberId"], "unknown")]
+    return codes_in(server.ask("LeaveGroup", version, {"groupId": member["groupId"], "members": rows}))
 
 
 def _join(server: Asked, group: str, session_ms: int) -> Answer:

@@ -11,6 +11,7 @@ import pytest
 
 import sparklog
 from sparklog.limits import GROUP_SESSION_TIMEOUTS_MS
+from sparklog.serve.apis.table import APIS
 from sparklog.serve.codes import Code
 from sparklog.serve.options import Address
 from tests.serve.wire import Wire
@@ -195,6 +196,17 @@ def test_a_produce_response_lists_the_invalid_records(
 def test_each_server_can_coordinate_a_transactional_id(wire: Wire) -> None:
     answer = wire.ask("FindCoordinator", 3, {"key": "id", "keyType": 1})
     assert (answer["errorCode"], answer["nodeId"]) == (0, 1)
+
+
+def test_versions_of_produce_are_listed_from_0_like_by_a_broker(wire: Wire) -> None:
+    asked = {"clientSoftwareName": "test", "clientSoftwareVersion": "1"}
+    listed = {row["apiKey"]: row for row in wire.ask("ApiVersions", 4, asked)["apiKeys"]}
+    assert listed[0]["minVersion"] == 0
+    assert {key: row["minVersion"] for key, row in listed.items() if key} == {
+        key: api.min_version for key, api in APIS.items() if key
+    }
+    wire.send_raw("Produce", 2, b"")
+    assert wire.socket.recv(1) == b""
 
 
 def test_share_groups_are_rejected(wire: Wire) -> None:

@@ -35,6 +35,15 @@ class Api:
     max_version: int
     module: str
 
+    @property
+    def listed_min(self) -> int:
+        """The minimum version that ApiVersions lists.
+
+        Like a broker, list Produce from version 0, although older versions than 3 are rejected. Otherwise, librdkafka
+        2.2 does not compress batches with gzip, snappy or lz4.
+        """
+        return 0 if self.key == PRODUCE else self.min_version
+
     @cached_property
     def request(self) -> Struct:
         return message(FOLDER, f"{self.name}Request")
@@ -115,7 +124,7 @@ APIS = {
 
 
 async def api_versions(request: Any, code: Code = Code.NONE) -> Fields:
-    rows = [{"apiKey": api.key, "minVersion": api.min_version, "maxVersion": api.max_version} for api in APIS.values()]
+    rows = [{"apiKey": api.key, "minVersion": api.listed_min, "maxVersion": api.max_version} for api in APIS.values()]
     return {"errorCode": code, "apiKeys": rows}
 
 

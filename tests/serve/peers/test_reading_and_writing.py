@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 import sparklog
+from sparklog.format.batch_scan import scan_headers
 from sparklog.groups.lag import Groups
 from tests.kafka_broker import Broker
 from tests.serve.clients import ISOLATIONS, ReadRecord
@@ -16,6 +17,7 @@ from tests.serve.peers.calls import noting
 from tests.serve.peers.checks import START_MS, sent_records
 from tests.serve.peers.golden import Served
 from tests.serve.peers.peer import Peer, Place, Record, text
+from tests.serve.wire import Wire
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
@@ -140,6 +142,25 @@ def test_members_of_a_group_go_on_where_another_client_ended(peer: Peer, writabl
         with noting(peer.name, server):
             records = peer.join(server.address, topic, group, 90)
         assert values_of(records) == list(range(begun, begun + 90))
+
+
+@pytest.mark.parametrize("codec", CODECS)
+@pytest.mark.parametrize("name", ["librdkafka-2.2.0", "librdkafka-2.16.0"])
+def test_batches_have_the_codec_of_the_producer(
+    start_peer: Callable[[str], Peer], writable: tuple[Served, Any], name: str, codec: str
+) -> None:
+    """librdkafka writes uncompressed batches if it does not recognize the versions of a server."""
+    server, root = writable
+    topic = f"codec-{name}-{codec}"
+    root.create_topic(topic)
+    records: list[Record] = [(0, START_MS, None, b"x" * 500, ())]
+    start_peer(name).produce(server.address, topic, records, **{"compression.type": codec})
+    wire = Wire(server.address)
+    row = {"partition": 0, "fetchOffset": 0, "partitionMaxBytes": 1 << 20}
+    answer = wire.ask("Fetch", 4, {"maxBytes": 1 << 20, "topics": [{"topic": topic, "partitions": [row]}]})
+    wire.close()
+    headers = scan_headers(bytes(answer["responses"][0]["partitions"][0]["records"]))
+    assert [attributes & 7 for attributes in headers.attributes.tolist()] == [CODECS.index(codec)]
 
 
 def values_of(records: dict[Place, list[ReadRecord]]) -> list[int]:
