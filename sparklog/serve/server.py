@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import logging
 import signal
 import socket
+import sys
 import threading
 from collections import Counter
 from collections.abc import Callable, Coroutine, Iterator
@@ -32,6 +34,7 @@ SWEEP_SECONDS = 5.0
 TIMEOUT_SECONDS = 10.0
 """Kafka's `transaction.abort.timed.out.transaction.cleanup.interval.ms`."""
 IMPORT_SECONDS, KERNEL_SECONDS = 0.2, 1.0
+LOADING_SWITCH_SECONDS = 0.0005
 SCRAPE_SECONDS = 10.0
 STOP_SECONDS = 5.0
 """The maximum time that a stopping server waits for commits in flight, and then for clients to receive responses."""
@@ -240,12 +243,30 @@ async def serve_until_signal(log: ServedLog, options: ServeOptions, ready: Calla
         with suppress(asyncio.TimeoutError):
             await asyncio.wait_for(stopped.wait(), KERNEL_SECONDS)
         if not stopped.is_set():
-            # Load the compiled kernels now, so that the first commits do not have to wait for them.
-            from sparklog.format.kernels.record_kernels import check_records
-
-            await asyncio.to_thread(check_records.load)
+            await asyncio.to_thread(_load_kernels)
     await stopped.wait()
     await server.stop()
+
+
+def _load_kernels() -> None:
+    """Load the compiled kernel that validates batches, without long pauses of the other threads.
+
+    Loading takes half a second, in which threads compete for the interpreter. Therefore this thread releases it more
+    often. A garbage collection of all objects would stop all threads for about 0.1 s, so collections are paused. Most
+    objects of numba exist as long as the process, so later collections ignore the existing objects.
+    """
+    from sparklog.format.kernels.kernel_choice import preload
+    from sparklog.format.kernels.record_kernels import check_records
+
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(LOADING_SWITCH_SECONDS)
+    gc.disable()
+    try:
+        preload(check_records)
+    finally:
+        gc.freeze()
+        gc.enable()
+        sys.setswitchinterval(interval)
 
 
 @contextmanager

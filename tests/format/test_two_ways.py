@@ -230,6 +230,25 @@ def test_few_records_are_interpreted() -> None:
     assert choice.compiled(0)
 
 
+def test_kernels_are_interpreted_while_they_are_preloaded(monkeypatch: pytest.MonkeyPatch) -> None:
+    from sparklog.format.kernels.hash_kernels import murmur2_cells
+    from sparklog.format.kernels.kernel_choice import Kernel, preload
+
+    choice, during = Choice(0), list[bool]()
+
+    def load(_: Kernel) -> None:
+        choice.load()
+        during.append(choice.compiled(1))
+        raise MemoryError
+
+    monkeypatch.setattr(kernel_choice, "choice", choice)
+    monkeypatch.setattr(Kernel, "load", load)
+    with pytest.raises(MemoryError):
+        preload(murmur2_cells)
+    assert during == [False]
+    assert choice.compiled(1)
+
+
 PROGRAM = """
 import sys
 import numpy as np, pyarrow as pa

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import random
 import signal
 import socket
@@ -218,7 +219,13 @@ def test_a_writable_server_loads_kernels_before_the_first_producer(
 
     sparklog.open(tmp_path, create=True)
     loaded: list[str] = []
-    monkeypatch.setattr(Kernel, "load", lambda kernel: loaded.append(kernel.function.__name__))
+    interval, frozen, pauses = sys.getswitchinterval(), gc.get_freeze_count(), list[tuple[bool, bool]]()
+
+    def load(kernel: Kernel) -> None:
+        loaded.append(kernel.function.__name__)
+        pauses.append((gc.isenabled(), sys.getswitchinterval() < interval))
+
+    monkeypatch.setattr(Kernel, "load", load)
     monkeypatch.setattr(server, "KERNEL_SECONDS", 0.01)
 
     def ready(_: Address) -> None:
@@ -227,6 +234,11 @@ def test_a_writable_server_loads_kernels_before_the_first_producer(
     options = ServeOptions(Address("127.0.0.1", 0), writable=writable)
     asyncio.run(server.serve_until_signal(server.open_served(resolve(str(tmp_path))), options, ready))
     assert loaded == ["check_records"] * writable
+    assert pauses == [(False, True)] * writable, "other threads are not stopped for long"
+    assert (gc.get_freeze_count() > frozen) == writable
+    gc.unfreeze()
+    assert gc.isenabled()
+    assert sys.getswitchinterval() == interval
 
 
 def test_an_advertised_port_that_is_not_the_listen_port_is_reported(capsys: pytest.CaptureFixture[str]) -> None:

@@ -22,17 +22,19 @@ LOADING_IS_WORTH = 50_000
 class Choice:
     """The mode in which the kernels of a process run: interpreted for another `left` records, then compiled.
 
-    `loaded` is the number of compiled kernels that were loaded.
+    * `loaded`: the number of compiled kernels that were loaded
+    * `is_preloading`: True while a thread loads kernels that other threads continue to interpret
     """
 
     def __init__(self, left: int = LOADING_IS_WORTH) -> None:
         self.left = left
         self.loaded = 0
+        self.is_preloading = False
 
     def compiled(self, records: int) -> bool:
         """Add a call that processes `records` records, and return True if the call should run compiled code."""
         self.left = self.left - records if records <= self.left else -1
-        return self.left < 0
+        return self.left < 0 and not self.is_preloading
 
     def load(self) -> None:
         """Run compiled code in all future calls of kernels."""
@@ -80,6 +82,16 @@ def _plain(kind: Kind, argument: Any) -> Any:
     if not fits or (kind.writable and not argument.flags.writeable):
         raise TypeError(f"a kernel expected {kind}, found {argument.dtype}[{argument.ndim}] with {argument.flags}")
     return memoryview(argument)
+
+
+def preload(*kernels: Kernel) -> None:
+    """Load compiled kernels. Meanwhile, other threads interpret all kernels, so that they do not wait."""
+    choice.is_preloading = True
+    try:
+        for each in kernels:
+            each.load()
+    finally:
+        choice.is_preloading = False
 
 
 def kernel(signature: Signature) -> Callable[[Callable[..., Any]], Kernel]:
