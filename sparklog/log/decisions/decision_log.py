@@ -57,7 +57,13 @@ if TYPE_CHECKING:
 
 _LOG = logging.getLogger("sparklog.log")
 MAX_CACHED_OUTCOMES = 256
-"""The maximum number of cached outcomes of old transactions, for topics and groups in which they are still open."""
+"""The maximum number of cached outcomes of old transactions, for topics and groups in which they are still open, and of
+cached times of prepares.
+"""
+MAX_CLOCK_ERROR_MS = 5_000
+"""The maximum difference between the store's clock and its estimate from this host's clock, which is checked every ten
+minutes. If the estimate is closer to a timeout, the store's clock is read.
+"""
 
 MIN_EXPIRED_AGE_MS = 86_400_000
 """If the latest entry of an id is younger, the id has not expired, because its objects are kept longer. No archive is
@@ -229,6 +235,7 @@ class DecisionLogs:
     def __init__(self, root: RootAccess) -> None:
         self._root = root
         self._logs: OrderedDict[str, DecisionLog] = OrderedDict()
+        self._prepared_ms: OrderedDict[tuple[str, int, str], int] = OrderedDict()
         self._lock = ForkLock()
 
     def log(self, transactional_id: str) -> DecisionLog:
@@ -291,14 +298,32 @@ class DecisionLogs:
         return map_requests(self._root.store, read, transactions)
 
     def overdue(self, topic: str, prepares: Sequence[Prepare], now_ms: int | None = None) -> bool:
-        """Return True if a prepare is older than its timeout. `now_ms` is the store's clock; if None, it is read."""
-        now = self._root.store.now_ms() if now_ms is None else now_ms
-        return any(now - self.prepared_ms(topic, item) > timeout_of(item) for item in prepares)
+        """Return True if one of these prepares, which are in version order, is older than its timeout.
+
+        `now_ms` is the store's clock. If None, it is read, unless this host's clock is sufficient for the result.
+        """
+        oldest = {timeout_of(item): item for item in reversed(prepares)}
+        due_ms = min(self.prepared_ms(topic, item) + timeout_ms for timeout_ms, item in oldest.items())
+        if now_ms is None:
+            self._root.guard.check()
+            if self._root.guard.store_ms(self._root.env.wall_ms()) + MAX_CLOCK_ERROR_MS < due_ms:
+                return False
+            now_ms = self._root.store.now_ms()
+        return now_ms > due_ms
 
     def prepared_ms(self, topic: str, prepare: Prepare) -> int:
         """Return the time of a prepare by the store's clock, or its commit time if the commit was deleted."""
-        info = self._root.store.stat(commit_key(topic, prepare.version))
-        return prepare.time_ms if info is None else info.modified_ms
+        key = topic, prepare.version, prepare.commit_id
+        known = self._prepared_ms.get(key)
+        if known is None:
+            info = self._root.store.stat(commit_key(topic, prepare.version))
+            if info is None:
+                return prepare.time_ms
+            with self._lock:
+                known = self._prepared_ms[key] = info.modified_ms
+                if len(self._prepared_ms) > MAX_CACHED_OUTCOMES:
+                    self._prepared_ms.popitem(last=False)
+        return known
 
 
 def timeout_of(prepare: Prepare) -> int:

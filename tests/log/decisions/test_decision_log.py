@@ -8,7 +8,7 @@ from functools import partial
 import pytest
 
 from sparklog.errors import Conflict, Corrupt, Unavailable
-from sparklog.limits import Limits
+from sparklog.limits import DEFAULT_TRANSACTION_TIMEOUT_MS, Limits
 from sparklog.log.decisions import decision
 from sparklog.log.decisions.decision import CommitDecision, Decisions, Prepared
 from sparklog.log.decisions.decision_log import DecisionLog
@@ -16,11 +16,15 @@ from sparklog.log.journal import entry_log
 from sparklog.log.journal.entry_log import KEEP_MS
 from sparklog.log.journal.names import checkpoint_key, commit_key
 from sparklog.log.journal.seen_state import RootAccess
+from sparklog.log.state.commit import Txn
+from sparklog.log.write.append_writer import AppendWriter
 from sparklog.storage.memory import MemoryStore
 from sparklog.storage.store import Store
 from sparklog.testing.faulty_store import Fault, FaultKind, FaultyStore, Script
 from sparklog.testing.world import HOUR_MS, World
 from sparklog.testing.wrapper_stores import CountingStore
+from sparklog.transactions.producer import transactional
+from tests.support.records import rows
 
 A = Prepared("a", "id-a", 1, "c1")
 PREFIX = "_transactions/t"
@@ -278,3 +282,29 @@ def test_an_entry_with_a_reused_number_is_ignored() -> None:
         store.delete(log.key(number))
     store.create(log.key(lie.number), log.kind.table.encode(lie))
     assert log.outcome(9) is None
+
+
+def test_commits_to_a_topic_with_an_open_transaction_read_the_time_of_its_oldest_prepare_once() -> None:
+    """The next prepares are newer, and the host's clock shows that the timeout is far away."""
+    world = World()
+    store = CountingStore(world.store)
+    root = world.root(store)
+    log = root.create_topic("t").log
+    transactional(root, "job").begin()
+    store.reset()
+    for _ in range(5):
+        target = log.append_target()
+        writer = AppendWriter(target, None, log.env, 1)
+        writer.write(rows("x").to_batches()[0])
+        log.commit_append(writer.finish(), target, txn=Txn("job", 0))
+    for _ in range(3):
+        root.topic("t").append(rows("y"))
+    assert (store.by_kind["stat", "commit"], store.counts["now_ms"]) == (1, 0)
+    # Five seconds before the timeout, an exact clock is necessary.
+    world.now_ms += DEFAULT_TRANSACTION_TIMEOUT_MS - 3_000
+    root.topic("t").append(rows("y"))
+    assert store.counts["now_ms"] == 1
+    assert len(root.topic("t").log.state().open) == 5
+    world.now_ms += 6_000
+    root.topic("t").append(rows("y"))
+    assert root.topic("t").log.state().open == ()

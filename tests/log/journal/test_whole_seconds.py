@@ -52,15 +52,17 @@ def test_a_wrong_clock_is_detected(begin_ms: int, skew_ms: int) -> None:
 
 
 @pytest.mark.parametrize("begin_ms", BEGIN_MS)
-def test_a_transaction_is_not_aborted_before_its_timeout(begin_ms: int) -> None:
+@pytest.mark.parametrize("skew_ms", [0, -60_000, 200_000])
+@pytest.mark.parametrize("timeout_ms", [700, 60_000])
+def test_a_transaction_is_not_aborted_before_its_timeout(begin_ms: int, skew_ms: int, timeout_ms: int) -> None:
     world = CoarseWorld(begin_ms)
-    root = world.opened()
+    root = world.opened(skew_ms)
     root.create_topic("t")
-    transaction = transactional(root, "job", timeout_ms=700).begin()
+    transaction = transactional(root, "job", timeout_ms=timeout_ms).begin()
     transaction.append("t", batch([b"x"]))
     transaction.prepare()
     state = root.topic("t").log.state()
-    world.now_ms += 650
+    world.now_ms += timeout_ms - 50
     assert not root.engine.decisions.overdue("t", state.open)
     world.now_ms += 2_100
     assert root.engine.decisions.overdue("t", state.open)

@@ -181,7 +181,7 @@ def groups_keep_nothing_pending(patch: Patch) -> None:
     BrokenRule(last_decision_wins, "calm", range(200)),
     BrokenRule(commits_are_forgotten_at_once, "calm", range(40)),
     BrokenRule(forgotten_is_aborted, "calm", range(60, 66), 64),
-    BrokenRule(forgotten_is_aborted, "names", range(16, 60)),
+    BrokenRule(forgotten_is_aborted, "names", range(60, 100), 63),
     BrokenRule(forgotten_is_aborted, "folders", range(16, 100), slow=True),
     BrokenRule(nobody_waits_for_what_is_hidden, "names", range(6, 50)),
     BrokenRule(nobody_waits_for_what_is_hidden, "folders", range(4, 50)),
