@@ -23,7 +23,7 @@ import os
 import stat as stat_module
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
-from functools import partial
+from functools import cached_property, partial
 from typing import Any, NoReturn, TypeVar
 
 from sparklog.errors import BadRequest, NotFound
@@ -215,7 +215,7 @@ class LocalStore(FolderStore):
                 return False
             self._fail(error, "delete", key)
 
-    @property
+    @cached_property
     def hides_names(self) -> bool:
         return mount_and_type(self._path)[1] not in _ONE_MACHINE
 
