@@ -129,10 +129,11 @@ class Appends:
         records: memoryview | None,
         version: int,
         transaction: ClientTransaction | None = None,
+        topic_id: str | None = None,
     ) -> asyncio.Future[ProduceResponse]:
         """Queue a batch, and return a future that completes when the batch is durable or was rejected."""
         loop = asyncio.get_running_loop()
-        batch = PendingBatch(partition, records, version, transaction, loop.create_future())
+        batch = PendingBatch(partition, records, version, transaction, topic_id, loop.create_future())
         queue = self._topics.get(topic) or self._topics.setdefault(topic, TopicQueue(self._linger))
         queue.add(batch)
         if queue.worker is None or queue.worker.done():

@@ -39,12 +39,13 @@ _WRITTEN = (Code.NONE, Code.DUPLICATE_SEQUENCE_NUMBER)
 
 @dataclass(slots=True, eq=False)
 class ReceivedBatch:
-    """The records of one partition in a Produce request of this version."""
+    """The records of one partition in a Produce request of this version. `topic_id` is None if it has no topic ids."""
 
     partition: int
     records: memoryview | None
     version: int
     transaction: ClientTransaction | None
+    topic_id: str | None
 
 
 Responses = dict[ReceivedBatch, ProduceResponse]
@@ -111,11 +112,14 @@ def _commit_group(log: TopicLog, batches: Sequence[ReceivedBatch], txn: Txn | No
 
 def _checked(log: TopicLog, target: AppendTarget, batches: Sequence[ReceivedBatch]) -> CheckedBatches:
     """Validate the batches in order, against the cached state."""
-    registry, now_ms = log.state(refresh=False).registry, log.env.wall_ms()
+    state, now_ms = log.state(refresh=False), log.env.wall_ms()
     accepted: dict[ReceivedBatch, ProducedBatch] = {}
     writers: dict[str, KafkaWriterKey] = {}
     responses: Responses = {}
     for batch in batches:
+        if batch.topic_id not in (None, state.topic_id):
+            responses[batch] = ProduceResponse(Code.UNKNOWN_TOPIC_ID)
+            continue
         if not 0 <= batch.partition < target.partitions:
             responses[batch] = ProduceResponse(Code.UNKNOWN_TOPIC_OR_PARTITION)
             continue
@@ -129,12 +133,12 @@ def _checked(log: TopicLog, target: AppendTarget, batches: Sequence[ReceivedBatc
             id_ = writer_id(produced.producer_id, batch.partition)
             before = writers.get(id_)
             try:
-                writers[id_] = _next_writer(id_, produced, before, registry)
+                writers[id_] = _next_writer(id_, produced, before, state.registry)
             except CodeError as problem:
                 if problem.code is not Code.DUPLICATE_SEQUENCE_NUMBER:
                     responses[batch] = ProduceResponse(problem.code)
                 elif before is None:
-                    responses[batch] = _repeated(log, batch, produced, registry[id_])
+                    responses[batch] = _repeated(log, batch, produced, state.registry[id_])
                 # Otherwise, the batch is a duplicate of a batch in this commit, and is validated again after the
                 # commit.
                 continue

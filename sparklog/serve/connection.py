@@ -209,7 +209,7 @@ class Connection:
         await self._wait_for_produces(MAX_PRODUCES_IN_FLIGHT - 1)
         # Stop reading from a client that does not receive its responses.
         await self._writer.drain()
-        produced: Produced = request.api.handler(request)
+        produced: Produced = await request.api.handler(request)
         self._produces.append((request, produced, memory))
         for batch in produced.waiting:
             batch.add_done_callback(self._respond_to_produces)

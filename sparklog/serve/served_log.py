@@ -8,7 +8,7 @@ after each commit of this process.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Collection, Mapping
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeAlias
 
@@ -238,6 +238,11 @@ class ServedLog:
             return self._view.partition_sizes(topic)
 
     # -- waiting, on the event loop
+
+    async def find_names(self, topic_ids: Sequence[str], run: Runner) -> dict[str, str]:
+        """Return the names of topics by topic id. Use a thread only if an id is unknown."""
+        names = {topic_id: name for topic_id in topic_ids if (name := self.name_of(topic_id)) is not None}
+        return names if len(names) == len(set(topic_ids)) else await run(self.names_of, topic_ids)
 
     async def wait_for_change(self, polled: Mapping[str, PolledTopic], seconds: float, run: Runner) -> None:
         """Wait until the bounds of a topic differ from its bounds in `polled`, for at most `seconds`."""

@@ -18,6 +18,11 @@ after the latest decision. So each request reads the latest entry. If a cache of
 `prepare` of step 2 is written for every Produce request, not only for the first of a topic: its number can be created
 only after the latest entry. Step 4 then waits until it can read the version of each topic that this entry lists.
 
+**Version 2 of transactions** (KIP-890). Each transaction of a client has an epoch of its own. The entry that ends a
+transaction has the next epoch, and the name of its instance has the epoch before, so that a retry of EndTxn with that
+epoch gets the same response. A request with an older epoch is rejected, so a late batch does not become a part of the
+next transaction. A request needs the latest entry only if the cached entry has another epoch.
+
 **Decisions of others.** A timeout, an operator or a newer group member may abort a transaction while its producer is
 writing. The producer must not continue as if nothing had happened, because its next batch would belong to the next
 transaction. So after such an abort, its requests are rejected until it has aborted the transaction itself, or begun the
@@ -32,7 +37,8 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import dataclass, replace
 
 from sparklog.errors import Unavailable
 from sparklog.groups.group import Group
@@ -45,7 +51,6 @@ from sparklog.log.decisions.decision import (
     BY_OPERATOR,
     BY_OWNER,
     BY_TIMEOUT,
-    INIT,
     Decisions,
     Prepared,
     PreparedGroup,
@@ -88,7 +93,8 @@ class ClientInstance:
     """The instance of a transactional id that a Kafka client is. The journal has its text as the name of the instance.
 
     * `timeout_ms`: the client's `transaction.timeout.ms`
-    * `continued`: the epoch that the client had before, if it continues after an error
+    * `continued`: the epoch that the client had before the latest one, if it has ended a transaction in version 2 of
+      the protocol, or continues after an error
     * `id`: random
     """
 
@@ -134,12 +140,10 @@ class TransactionCoordinator:
         def step(base: Decisions) -> Decisions | None:
             continued = None
             if producer != NO_PRODUCER and base.number >= 0:
-                latest = ClientInstance.parse(base.run)
-                former = None if latest is None or base.op != INIT else latest.continued
-                if former is not None and producer == self.producer(base, former):
-                    # The response to an earlier attempt was lost.
+                if producer == self._former(base):
+                    # The response to an earlier attempt, or to EndTxn, was lost.
                     return None
-                if latest is None or producer != self.producer(base):
+                if ClientInstance.parse(base.run) is None or producer != self.producer(base):
                     raise CodeError(Code.PRODUCER_FENCED)
                 continued = base.epoch
             return init(base, str(ClientInstance(timeout_ms, continued, new_id)), None, self.root.env.wall_ms())
@@ -155,6 +159,17 @@ class TransactionCoordinator:
         digest = hashlib.blake2b(name.encode(), digest_size=8).digest()
         return ProducerEpoch(MIN_PRODUCER_ID + (int.from_bytes(digest, "big") >> 3), producer_epoch)
 
+    def _former(self, state: Decisions) -> ProducerEpoch | None:
+        """Return the producer of the epoch before the latest one, if its client may not know the latest epoch.
+
+        Return None if another client began the latest epoch, or if the latest epoch has been used.
+        """
+        instance = ClientInstance.parse(state.run)
+        is_used = bool(state.prepared or state.prepared_groups) or state.reason in ABORTED_BY_OTHERS
+        if instance is None or instance.continued is None or is_used:
+            return None
+        return self.producer(state, instance.continued)
+
     def open_starts(self, topic: TopicState) -> dict[tuple[int, int], int]:
         """Return the first offset of each open transaction of a Kafka client, by producer id and partition."""
         starts: dict[tuple[int, int], int] = {}
@@ -165,26 +180,57 @@ class TransactionCoordinator:
                     starts.setdefault((self.producer(state).producer_id, partition), first)
         return starts
 
-    def checked_state(self, transactional_id: str, producer: ProducerEpoch) -> Decisions:
-        """Return the latest state of an id, after checking that `producer` may write its next transaction."""
+    def checked_state(self, transactional_id: str, producer: ProducerEpoch, *, is_v2: bool = False) -> Decisions:
+        """Return the latest state of an id, after checking that `producer` may write its next transaction.
+
+        In version 2, the cached state is sufficient if it has the producer's epoch, which has only one transaction.
+        """
+        if is_v2:
+            known = self.log(transactional_id).current()
+            with suppress(CodeError):
+                self._check_may_write(known, producer)
+                return known
         state = self.latest(transactional_id)
         self._check_may_write(state, producer)
         return state
 
-    def end(self, transactional_id: str, producer: ProducerEpoch, *, is_commit: bool) -> None:
-        """Commit or abort the open transaction of a producer. A commit without records and offsets has no effect.
+    def end(
+        self, transactional_id: str, producer: ProducerEpoch, *, is_commit: bool, is_v2: bool = False
+    ) -> ProducerEpoch:
+        """Commit or abort the open transaction of a producer, and return the producer of the next transaction.
 
-        The producer may also abort a transaction that others have aborted, and then begin the next one.
+        In version 2, the next transaction has the next epoch. In version 1, a commit without records and offsets has no
+        effect. The producer may also abort a transaction that others have aborted, and then begin the next one.
         """
         log, state = self.log(transactional_id), self.latest(transactional_id)
-        n = state.newest + 1
-        if not is_commit:
-            log.write(lambda base: self._aborted(base, producer, n))
-            return
-        self._check_may_write(state, producer)
-        if state.prepared or state.prepared_groups:
+        n, found = state.newest + 1, list[Prepared]()
+        if is_commit and not (is_v2 and self._has_ended(state, producer, is_commit=True)):
+            self._check_may_write(state, producer)
+            if not state.prepared and not state.prepared_groups:
+                if is_v2:
+                    raise CodeError(Code.INVALID_TXN_STATE, f"transaction {n} of '{state.id}' is empty")
+                return producer
             found = self._prepares(state, n)
-            log.write(lambda base: self._committed(base, producer, n, found))
+
+        def step(base: Decisions) -> Decisions | None:
+            if is_v2 and self._has_ended(base, producer, is_commit=is_commit):
+                # The response to an earlier attempt was lost.
+                return None
+            after = self._committed(base, producer, n, found) if is_commit else self._aborted(base, producer, n)
+            return None if after is None else _with_next_epoch(base, after, is_v2=is_v2)
+
+        return self.producer(log.write(step))
+
+    def _has_ended(self, state: Decisions, producer: ProducerEpoch, *, is_commit: bool) -> bool:
+        """Return True if `producer`, with its former epoch, has ended the latest transaction with this result.
+
+        Raises `CodeError` if it has ended the transaction with the other result.
+        """
+        if producer != self._former(state) or state.reason not in (None, BY_OWNER):
+            return False
+        if is_commit != (state.reason is None):
+            raise CodeError(Code.INVALID_TXN_STATE, f"transaction {state.newest} of '{state.id}' is decided")
+        return True
 
     def abort_overdue(self, topics: Sequence[str]) -> bool:
         """Abort transactions of these topics past their timeout. Return True if outcomes were recorded.
@@ -287,10 +333,12 @@ class ClientTransaction:
     coordinator: TransactionCoordinator
     transactional_id: str
     producer: ProducerEpoch
+    is_v2: bool = False
+    """True if each transaction of the producer has an epoch of its own."""
 
     def open(self, topic: str) -> Txn:
         """Return the transaction for a commit to `topic`."""
-        state = self.coordinator.checked_state(self.transactional_id, self.producer)
+        state = self.coordinator.checked_state(self.transactional_id, self.producer, is_v2=self.is_v2)
         siblings = {item.topic: item.version for item in state.prepared if item.topic != topic}
         return Txn(state.id, state.newest + 1, siblings, _timeout_ms(state))
 
@@ -302,6 +350,8 @@ class ClientTransaction:
         decisions, topic = self.coordinator.log(txn.id), log.state(refresh=False)
         prepares = open_transactions(topic).get((txn.id, txn.n))
         if not prepares:
+            # The commit has recorded the decision of the transaction.
+            self.coordinator.check_undecided(self.coordinator.latest(txn.id), self.producer, txn.n)
             raise CodeError(Code.INVALID_TXN_STATE, "the batches belong to an earlier transaction")
         latest = prepares[-1]
         prepared = Prepared(log.topic, topic.topic_id, latest.version, latest.commit_id, part=log.topic)
@@ -318,7 +368,7 @@ class ClientTransaction:
 
     def add_offsets(self, group: Group, member: GroupMetadata | None, offsets: Offsets) -> None:
         """Add pending offsets of a group to the transaction."""
-        state = self.coordinator.checked_state(self.transactional_id, self.producer)
+        state = self.coordinator.checked_state(self.transactional_id, self.producer, is_v2=self.is_v2)
         n = state.newest + 1
         number = group.prepare(member, state.id, n, _timeout_ms(state), group.checked(offsets))
 
@@ -327,6 +377,15 @@ class ClientTransaction:
             return prepare(base, n, (), groups=[PreparedGroup(group.id, number)])
 
         self.coordinator.log(state.id).write(step)
+
+
+def _with_next_epoch(base: Decisions, after: Decisions, *, is_v2: bool) -> Decisions:
+    """Return the entry that ends a transaction, with the epoch of the next transaction: in version 1, the same one."""
+    instance = ClientInstance.parse(base.run)
+    assert instance is not None
+    assert base.epoch is not None
+    continued = base.epoch if is_v2 else None
+    return replace(after, run=str(replace(instance, continued=continued)), epoch=base.epoch + is_v2)
 
 
 def _timeout_ms(state: Decisions) -> int:

@@ -12,12 +12,14 @@ from sparklog.log.decisions import decision, decision_log
 from sparklog.log.decisions.decision import Decisions, Prepared
 from sparklog.log.state.topic_state import TopicState
 from sparklog.serve import transactions
-from sparklog.serve.transactions import ClientTransaction, ProducerEpoch, TransactionCoordinator
+from sparklog.serve.transactions import ClientInstance, ClientTransaction, ProducerEpoch, TransactionCoordinator
 from tests.serve.transaction_clients import KAFKA_CLIENTS
 from tests.support.seeds import Seeds
 from tests.support.simulation.sweeps import BrokenRule, Patch, Sweep, broken_rules, sweeps
 
-WHAT_HAPPENS = ("client committed", "client aborted", "client recovered", "group looks")
+WHAT_HAPPENS = (
+    "client committed", "client aborted", "client recovered", "group looks", "late batch rejected"
+)  # fmt: skip
 
 
 @sweeps(
@@ -63,6 +65,27 @@ def aborts_of_others_are_not_noticed(patch: Patch) -> None:
 def older_instances_are_not_fenced(patch: Patch) -> None:
     """Any producer may write."""
     patch.setattr(TransactionCoordinator, "_check_instance", lambda self, state, producer: None)
+
+
+def epochs_are_not_bumped(patch: Patch) -> None:
+    """The next transaction of a client with version 2 has the epoch of the transaction that was ended."""
+
+    def with_same_epoch(base: Decisions, after: Decisions, *, is_v2: bool) -> Decisions:
+        return after
+
+    patch.setattr(transactions, "_with_next_epoch", with_same_epoch)
+
+
+def batches_of_the_former_epoch_are_accepted(patch: Patch) -> None:
+    """A batch of an ended transaction becomes a part of the next one."""
+
+    def check_instance(self: TransactionCoordinator, state: Decisions, producer: ProducerEpoch) -> None:
+        former = ClientInstance.parse(state.run)
+        if former is None or former.continued is None or producer != self.producer(state, former.continued):
+            real(self, state, producer)
+
+    real = TransactionCoordinator._check_instance
+    patch.setattr(TransactionCoordinator, "_check_instance", check_instance)
 
 
 def prepares_in_one_topic_are_shown_one_by_one(patch: Patch) -> None:
@@ -111,9 +134,11 @@ def end_txn_trusts_the_cached_topic(patch: Patch) -> None:
     BrokenRule(only_added_versions_are_committed, "calm", range(60)),
     BrokenRule(aborts_of_others_are_not_noticed, "zombies", range(60)),
     BrokenRule(older_instances_are_not_fenced, "calm", range(60)),
-    BrokenRule(prepares_in_one_topic_are_shown_one_by_one, "zombies", range(60, 120), first=64),
+    BrokenRule(epochs_are_not_bumped, "calm", range(60), first=8),
+    BrokenRule(batches_of_the_former_epoch_are_accepted, "calm", range(60), first=8),
+    BrokenRule(prepares_in_one_topic_are_shown_one_by_one, "zombies", range(60)),
     BrokenRule(end_txn_trusts_the_cached_topic, "calm", range(60)),
-    BrokenRule(end_txn_does_not_wait_for_hidden_prepares, "names", range(3050, 3060), first=3056),
+    BrokenRule(end_txn_does_not_wait_for_hidden_prepares, "names", range(2065, 2075), first=2070),
     BrokenRule(decided_transactions_are_written, "zombies", range(60)),
 )
 @pytest.mark.sweep

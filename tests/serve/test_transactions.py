@@ -18,7 +18,7 @@ from sparklog.groups.group import Group
 from sparklog.groups.lag import Groups
 from sparklog.limits import MAX_TRANSACTION_TIMEOUT_MS
 from sparklog.log.decisions.decision import BY_TIMEOUT
-from sparklog.serve import server
+from sparklog.serve import server, transactions
 from sparklog.serve.apis.transactions import _matching
 from sparklog.serve.appends import Appends
 from sparklog.serve.codes import Code, CodeError, known_code
@@ -28,10 +28,12 @@ from sparklog.serve.transactions import (
     EPOCHS,
     ClientInstance,
     ClientTransaction,
+    ProducerEpoch,
     TransactionCoordinator,
 )
 from sparklog.serve.users import hashed, read_users
 from sparklog.testing.world import World
+from sparklog.testing.wrapper_stores import HookedStore
 from sparklog.transactions.listing import abort_transaction
 from sparklog.transactions.producer import transactional
 from tests.serve.wire import Wire, batch_of
@@ -45,7 +47,12 @@ def kafka_producer(address: object, id_: str = "job", **options: Any) -> Any:
     from kafka import KafkaProducer
 
     producer = KafkaProducer(bootstrap_servers=str(address).split(","), transactional_id=id_, linger_ms=0, **options)
-    producer.init_transactions()
+    try:
+        producer.init_transactions()
+    except BaseException:
+        # Otherwise, its thread would log errors during later tests.
+        producer.close()
+        raise
     return producer
 
 
@@ -182,6 +189,9 @@ class _Steps:
         answer = self.wire.ask(
             "EndTxn", version, {**fields, "producerId": self.producer[0], "producerEpoch": self.producer[1]}
         )
+        if version >= 5 and not answer["errorCode"]:
+            self.producer = answer["producerId"], answer["producerEpoch"]
+            self.sequences.clear()
         return int(answer["errorCode"])
 
 
@@ -387,6 +397,98 @@ def test_a_read_only_server_rejects_transactions(root: sparklog.Root, serve: Cal
     wire.close()
 
 
+# -- version 2, in which each transaction has an epoch of its own
+
+
+def test_another_server_returns_the_same_epoch_if_the_response_to_end_txn_was_lost(
+    root: sparklog.Root, serve: Callable[..., Address]
+) -> None:
+    wires = [Wire(serve(root.location, writable=True)) for _ in range(2)]
+    client = _Steps(wires[0], "job")
+    client.init()
+    for commit in (True, False):
+        client.wire = wires[0]
+        assert client.produce("a", b"1", version=12) == 0
+        before = client.producer
+        epochs = []
+        for wire in (*wires, wires[0]):
+            client.producer, client.wire = before, wire
+            assert client.end(commit=commit, version=5) == 0
+            epochs.append(client.producer)
+        assert epochs == [(before[0], before[1] + 1)] * 3
+    assert client.end(commit=True, version=5) == Code.INVALID_TXN_STATE
+    assert values(root, "a") == [b"1"]
+    for wire in wires:
+        wire.close()
+
+
+def test_a_late_batch_does_not_become_a_part_of_the_next_transaction(
+    root: sparklog.Root, serve: Callable[..., Address]
+) -> None:
+    """Both servers have seen the first transaction, so the cached entry of the second server has its epoch."""
+    wires = [Wire(serve(root.location, writable=True)) for _ in range(2)]
+    first, next_ = _Steps(wires[0], "job"), _Steps(wires[0], "job")
+    first.init()
+    for wire in wires:
+        first.wire = wire
+        assert first.produce("a", b"lost", version=12) == 0
+    next_.producer = first.producer
+    assert next_.end(commit=False, version=5) == 0
+    # This server does not know of the end yet.
+    for topic in ("b", "a"):
+        assert first.produce(topic, b"late", version=12) == Code.INVALID_PRODUCER_EPOCH
+    assert next_.produce("b", b"kept", version=12) == 0
+    assert first.produce("a", b"late", version=12) == Code.INVALID_PRODUCER_EPOCH
+    assert next_.end(commit=True, version=5) == 0
+    assert (values(root, "a"), values(root, "b")) == ([], [b"kept"])
+    for wire in wires:
+        wire.close()
+
+
+def test_a_producer_with_version_2_can_abort_and_continue_after_an_operator(root: sparklog.Root, steps: _Steps) -> None:
+    steps.init()
+    assert steps.produce("a", b"1", version=12) == 0
+    abort_transaction(root, "job")
+    assert steps.end(commit=True, version=5) == Code.TRANSACTION_ABORTABLE
+    assert steps.end(commit=False, version=5) == 0
+    assert steps.produce("a", b"2", version=12) == 0
+    assert steps.end(commit=True, version=5) == 0
+    assert values(root, "a") == [b"2"]
+
+
+def test_a_topic_id_in_produce_is_that_of_the_current_topic(root: sparklog.Root, serve: Callable[..., Address]) -> None:
+    """A batch for a deleted topic is not written to a new topic with the same name."""
+    address = serve(root.location, writable=True)
+    wire, other = Wire(address), Wire(serve(root.location, writable=True))
+
+    def produce(wire: Wire, topic_id: str) -> tuple[str, int]:
+        data = [{"topicId": topic_id, "partitionData": [{"index": 0, "records": [batch_of([b"1"])]}]}]
+        (row,) = wire.ask("Produce", 13, {"acks": -1, "timeoutMs": 1000, "topicData": data})["responses"]
+        return row["topicId"], row["partitionResponses"][0]["errorCode"]
+
+    old = root.topic("a").log.state().topic_id
+    assert produce(wire, old) == (old, 0)
+    root.topic("a").delete()
+    new = root.create_topic("a", partitions=2).log.state().topic_id
+    assert produce(wire, old) == (old, Code.UNKNOWN_TOPIC_ID)
+    assert produce(other, new) == (new, 0)
+    assert produce(other, old) == (old, Code.UNKNOWN_TOPIC_ID)
+    assert values(root, "a") == [b"1"]
+    wire.close()
+    other.close()
+
+
+@pytest.mark.parametrize("version", [3, 4])
+def test_the_version_of_transactions_is_a_feature(steps: _Steps, version: int) -> None:
+    fields = {"clientSoftwareName": "test", "clientSoftwareVersion": "1"}
+    answer = steps.wire.ask("ApiVersions", version, fields)
+    assert answer["finalizedFeatures"] == [{"name": "transaction.version", "maxVersionLevel": 2, "minVersionLevel": 2}]
+    assert answer["finalizedFeaturesEpoch"] >= 0
+    # Java clients before 3.9 reject a minimum version of 0.
+    supported = {"name": "transaction.version", "minVersion": 0, "maxVersion": 2}
+    assert answer["supportedFeatures"] == ([supported] if version >= 4 else [])
+
+
 # -- the coordinator
 
 
@@ -405,6 +507,68 @@ def test_producer_ids_are_the_same_on_each_server_and_change_with_the_epochs() -
     assert (last.producer_id, last.epoch, next_.epoch) == (first.producer_id, EPOCHS - 1, 0)
     assert next_.producer_id != first.producer_id
     assert one.init("other", 1_000).producer_id != first.producer_id
+
+
+def test_the_producer_id_changes_when_a_transaction_uses_the_last_epoch(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(transactions, "EPOCHS", 2)
+    world = World()
+    one, two = coordinators(world)
+    first = one.init("job", 60_000)
+    second = one.end("job", first, is_commit=False, is_v2=True)
+    third = one.end("job", second, is_commit=False, is_v2=True)
+    assert (first.epoch, second.epoch, third.epoch) == (0, 1, 0)
+    assert first.producer_id == second.producer_id != third.producer_id
+    assert two.end("job", second, is_commit=False, is_v2=True) == third
+
+
+def test_a_retry_of_end_txn_that_loses_the_race_gets_the_same_response(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Both servers have read the open transaction when one of them commits it."""
+    one, two = coordinators(World())
+    producer = one.init("job", 60_000)
+    _produce(one, producer)
+    found, results = TransactionCoordinator._prepares, list[object]()
+
+    def commit_through_the_other_server(self: TransactionCoordinator, *arguments: Any) -> Any:
+        prepares = found(self, *arguments)
+        if self is one:
+            results.append(two.end("job", producer, is_commit=True, is_v2=True))
+        return prepares
+
+    monkeypatch.setattr(TransactionCoordinator, "_prepares", commit_through_the_other_server)
+    results.append(one.end("job", producer, is_commit=True, is_v2=True))
+    assert results == [ProducerEpoch(producer.producer_id, 1)] * 2
+    assert one.root.topic("t").scan().to_table().num_rows == 1
+
+
+@pytest.mark.parametrize("is_v2", [True, False])
+def test_an_end_in_version_1_has_no_former_epoch(is_v2: bool) -> None:
+    """Only the client that began the latest epoch by ending a transaction may repeat its request."""
+    one, _ = coordinators(World())
+    former = one.init("job", 60_000)
+    latest = one.init("job", 60_000, former)
+    _produce(one, latest)
+    one.end("job", latest, is_commit=True)
+    with pytest.raises(CodeError, match="PRODUCER_FENCED"):
+        one.end("job", former, is_commit=True, is_v2=is_v2)
+
+
+def test_the_latest_entry_is_read_only_if_the_cached_entry_has_another_epoch() -> None:
+    world, requests = World(), list[tuple[str, str]]()
+    world.root().create_topic("t")
+    store = HookedStore(world.store, before=lambda verb, key: requests.append((verb, key)))
+    one, two = TransactionCoordinator(world.root()), TransactionCoordinator(world.root(store))
+    producer = one.init("job", 60_000)
+    _produce(two, producer)
+
+    def opened(producer: ProducerEpoch, *, is_v2: bool) -> tuple[int, int]:
+        requests.clear()
+        return ClientTransaction(two, "job", producer, is_v2).open("t").n, len(requests)
+
+    assert opened(producer, is_v2=True) == (0, 0)
+    assert opened(producer, is_v2=False) == (0, 1)
+    following = one.end("job", producer, is_commit=True, is_v2=True)
+    assert opened(following, is_v2=True) == (1, 2)
+    assert opened(following, is_v2=True) == (1, 0)
 
 
 @pytest.mark.parametrize("timeout_ms", [0, MAX_TRANSACTION_TIMEOUT_MS + 1])
@@ -437,20 +601,20 @@ def test_each_request_writes_the_journal_if_a_cache_may_hide_the_latest_decision
     cached = NameCachingStore(world.store, world.clock, folder_ms=60_000)
     two = TransactionCoordinator(world.root(cached))
     producer = one.init("job", 60_000)
-    transaction = ClientTransaction(two, "job", producer)
-
-    def produce() -> None:
-        log = two.root.topic("t").log
-        txn = transaction.open("t")
-        _append(log, txn)
-        transaction.add_topic(txn, log)
-
-    produce()
+    _produce(two, producer)
     one.end("job", producer, is_commit=True)
     cached.list("_transactions/job/_log/")
     with pytest.raises(CodeError, match=r"INVALID_TXN_STATE|is decided"):
-        produce()
+        _produce(two, producer)
     assert world.values("t") == ["x"]
+
+
+def _produce(coordinator: TransactionCoordinator, producer: ProducerEpoch) -> None:
+    transaction = ClientTransaction(coordinator, "job", producer)
+    log = coordinator.root.topic("t").log
+    txn = transaction.open("t")
+    _append(log, txn)
+    transaction.add_topic(txn, log)
 
 
 def _append(log: Any, txn: Any) -> None:

@@ -11,12 +11,14 @@ from collections.abc import Callable
 from typing import Any, TypeAlias
 
 from sparklog.serve.codes import Code
-from tests.serve.broker_cases import NOT_YET, Answer, Asked, Case, code
+from tests.serve.broker_cases import LATEST, NOT_YET, Answer, Asked, Case, code
 from tests.support.odd_batches import TIME_MS, odd_batch, record
 
 CONCURRENT_TRANSACTIONS = 51
 """A broker writes markers after its response to EndTxn, and asks clients to retry until they are written."""
 NEW_PRODUCER = (-1, -1)
+TOPIC_IDS_SINCE = 13
+UNKNOWN_TOPIC_ID = "abcdefghijklmnopqrstuQ"
 Producer: TypeAlias = tuple[int, int]
 
 
@@ -90,12 +92,16 @@ class TransactionalClient:
         *,
         producer: Producer | None = None,
         again: bool = False,
+        skipped: int = 0,
         id_: str | None = None,
         version: int = 11,
     ) -> Answer:
-        """Produce a record; `again` repeats the sequence of the record before it. Return the code."""
+        """Produce a record and return the code.
+
+        `again` repeats the sequence of the record before it, and `skipped` sequences are left out.
+        """
         sent = self.latest if producer is None else producer
-        sequence = self.sequences.get((sent, topic, partition), 0) - again
+        sequence = self.sequences.get((sent, topic, partition), 0) - again + skipped
         header = {"producer_id": sent[0], "producer_epoch": sent[1], "base_sequence": sequence, "attributes": 0x10}
         batch = odd_batch([TIME_MS], payload=record(0, 0, value=value), **header)  # type: ignore[arg-type]
         row = {"index": partition, "records": [batch]}
@@ -103,8 +109,10 @@ class TransactionalClient:
             "transactionalId": self.id if id_ is None else id_,
             "acks": -1,
             "timeoutMs": 10_000,
-            "topicData": [{"name": self.topics[topic], "partitionData": [row]}],
+            "topicData": [{"name": self.topics.get(topic, topic), "partitionData": [row]}],
         }
+        if version >= TOPIC_IDS_SINCE:
+            fields["topicData"][0]["topicId"] = self.topic_id(topic)
         answer = self._ask("Produce", version, fields, lambda found: found["responses"][0]["partitionResponses"][0])
         if answer != "closed" and not answer["errorCode"]:
             self.sequences[sent, topic, partition] = sequence + 1
@@ -117,19 +125,52 @@ class TransactionalClient:
         answer = self._ask("EndTxn", version, self._with(fields, producer or self.latest), lambda found: found)
         return answer if answer == "closed" else code(answer)
 
+    def end_and_begin(self, is_commit: bool, producer: Producer | None = None) -> Answer:
+        """End the transaction as in version 2 of the protocol, so that the next one has an epoch of its own.
+
+        Return the code, whether the producer id is the same, and the difference between the epochs.
+        """
+        sent = producer or self.latest
+        fields = self._with({"transactionalId": self.id, "committed": is_commit}, sent)
+        answer = self._ask("EndTxn", 5, fields, lambda found: found)
+        if answer == "closed":
+            return answer
+        if answer["errorCode"]:
+            return [code(answer), answer["producerId"], answer["producerEpoch"]]
+        self.latest = answer["producerId"], answer["producerEpoch"]
+        return [code(answer), self.latest[0] == sent[0], self.latest[1] - sent[1]]
+
+    def wait_for_markers(self) -> None:
+        """Wait until the last stable offset of partition 0 of `t` is the end: a broker writes markers after EndTxn."""
+        rows = [{"name": self.topics["t"], "partitions": [{"partitionIndex": 0, "timestamp": LATEST}]}]
+        for _ in range(200):
+            asked = ({"replicaId": -1, "isolationLevel": level, "topics": rows} for level in (0, 1))
+            ends = [
+                self.server.ask("ListOffsets", 7, fields)["topics"][0]["partitions"][0]["offset"] for fields in asked
+            ]
+            if ends[0] == ends[1]:
+                break
+            time.sleep(0.02)
+
+    def topic_id(self, topic: str) -> str:
+        if topic not in self.topics:
+            return UNKNOWN_TOPIC_ID
+        answer = self.server.ask("Metadata", 12, {"topics": [{"name": self.topics[topic]}]})
+        return str(answer["topics"][0]["topicId"])
+
     def add_offsets(self, producer: Producer | None = None) -> Answer:
         fields = self._with({"transactionalId": self.id, "groupId": self.group}, producer or self.latest)
         answer = self._ask("AddOffsetsToTxn", 3, fields, lambda found: found)
         return answer if answer == "closed" else code(answer)
 
-    def commit_offset(self, offset: int, producer: Producer | None = None, **fields: Any) -> Answer:
+    def commit_offset(self, offset: int, producer: Producer | None = None, version: int = 3, **fields: Any) -> Answer:
         """Send an offset of partition 0 of `t` with the transaction."""
         row = {"partitionIndex": 0, "committedOffset": offset, "committedMetadata": ""}
         topics = [{"name": self.topics["t"], "partitions": [row]}]
         all_fields = {"transactionalId": self.id, "groupId": self.group, "topics": topics, **fields}
         answer = self._ask(
             "TxnOffsetCommit",
-            3,
+            version,
             self._with(all_fields, producer or self.latest),
             lambda found: found["topics"][0]["partitions"][0],
         )
@@ -347,6 +388,144 @@ def batches_of_no_transaction(client: TransactionalClient) -> Answer:
 def batch_for_a_partition_that_was_not_added(client: TransactionalClient) -> Answer:
     steps = [client.init(), client.add(("t", 0)), client.produce("t", b"1"), client.produce("u", b"2")]
     return [*steps, client.end(True), client.seen()]
+
+
+# -- version 2 of the protocol (KIP-890): Produce adds its partitions, and each transaction has an epoch of its own
+
+
+@script
+def v2_commit(client: TransactionalClient) -> Answer:
+    steps = [client.init(version=5), client.produce("t", b"1", version=12), client.produce("u", b"2", version=12)]
+    steps += [client.produce("t", b"3", version=12), client.seen(), client.end_and_begin(True), client.seen()]
+    steps += [client.produce("t", b"4", version=12), client.produce("t", b"5", version=12), client.end_and_begin(True)]
+    return [steps, client.seen()]
+
+
+@script
+def v2_abort(client: TransactionalClient) -> Answer:
+    steps = [client.init(version=5), client.produce("t", b"lost", version=12), client.end_and_begin(False)]
+    steps += [client.produce("t", b"kept", version=12), client.end_and_begin(True)]
+    return [steps, client.seen()]
+
+
+@script
+def v2_end_again(client: TransactionalClient) -> Answer:
+    """The response to EndTxn was lost, so the client sends the epoch of the transaction again."""
+    steps = [client.init(version=5)]
+    for is_commit in (True, False):
+        steps.append(client.produce("t", b"1", version=12))
+        former = client.latest
+        steps += [client.end_and_begin(is_commit), client.end_and_begin(not is_commit, former)]
+        steps += [client.end_and_begin(is_commit, former), client.end_and_begin(is_commit, former)]
+    return [steps, client.produce("t", b"2", version=12), client.end_and_begin(True), client.seen()]
+
+
+@script
+def v2_end_again_in_the_next_transaction(client: TransactionalClient) -> Answer:
+    steps = [client.init(version=5), client.produce("t", b"1", version=12)]
+    former = client.latest
+    steps += [client.end_and_begin(True), client.produce("t", b"2", version=12)]
+    steps += [client.end_and_begin(True, former), client.end_and_begin(False, former)]
+    return [*steps, client.end_and_begin(True), client.seen()]
+
+
+@script
+def v2_late_batches(client: TransactionalClient) -> Answer:
+    """A batch arrives after its transaction was ended: between two transactions, and in the next one."""
+    steps = [client.init(version=5), client.produce("t", b"1", version=12)]
+    former = client.latest
+    steps.append(client.end_and_begin(True))
+    client.wait_for_markers()
+    steps.append(client.produce("t", b"late", producer=former, version=12))
+    steps += [client.produce("u", b"late", producer=former, version=12), client.produce("t", b"2", version=12)]
+    steps += [client.produce("t", b"late", producer=former, version=12)]
+    steps += [client.produce("u", b"late", producer=former, version=12)]
+    steps += [client.produce("t", b"1", producer=former, again=True, version=12)]
+    return [*steps, client.end_and_begin(True), client.seen()]
+
+
+@script
+def v2_end_without_records(client: TransactionalClient) -> Answer:
+    steps = [client.init(version=5), client.end_and_begin(True)]
+    former = client.latest
+    steps += [client.end_and_begin(False), client.end_and_begin(False, former), client.end_and_begin(True, former)]
+    steps += [client.end_and_begin(True), client.produce("t", b"1", version=12), client.end_and_begin(True)]
+    return [*steps, client.end_and_begin(True), client.end_and_begin(False), client.seen()]
+
+
+@script
+def v2_sequences(client: TransactionalClient) -> Answer:
+    steps = [client.init(version=5), client.produce("t", b"1", version=12)]
+    steps += [client.produce("t", b"1", again=True, version=12), client.produce("t", b"3", skipped=1, version=12)]
+    steps += [client.end_and_begin(True), client.produce("t", b"2", skipped=1, version=12)]
+    steps += [client.produce("t", b"2", version=12), client.end_and_begin(True)]
+    return [*steps, client.seen()]
+
+
+@script
+def v2_newer_instance(client: TransactionalClient) -> Answer:
+    steps = [client.init(version=5), client.produce("t", b"old", version=12)]
+    old = client.latest
+    steps += [client.init(version=5), client.seen()]
+    steps += [client.produce("t", b"zombie", producer=old, version=12)]
+    steps += [client.end_and_begin(is_commit, old) for is_commit in (True, False)]
+    steps += [client.commit_offset(7, old, version=5), client.init(old, version=5)]
+    return [*steps, client.produce("t", b"new", version=12), client.end_and_begin(True), client.seen()]
+
+
+@script
+def v2_continue_after_an_error(client: TransactionalClient) -> Answer:
+    """The client begins the next epoch with its former producer, also after a lost response to EndTxn."""
+    steps = [client.init(version=5), client.produce("t", b"lost", version=12)]
+    former = client.latest
+    steps += [client.init(former, version=5), client.produce("t", b"1", version=12)]
+    former = client.latest
+    steps.append(client.end_and_begin(True))
+    latest, client.latest = client.latest, former
+    steps += [client.init(former, version=5), client.latest == latest]
+    return [*steps, client.produce("t", b"2", version=12), client.end_and_begin(True), client.seen()]
+
+
+@script
+def v2_unknown_producers(client: TransactionalClient) -> Answer:
+    steps = [client.produce("t", b"1", producer=(7, 0), version=12), client.end_and_begin(True, (7, 0))]
+    steps.append(client.init(version=5))
+    id_, epoch = client.latest
+    for wrong in ((id_ + 1, epoch), (id_, epoch + 1)):
+        steps += [client.produce("t", b"1", producer=wrong, version=12), client.end_and_begin(True, wrong)]
+        steps += [client.commit_offset(7, wrong, version=5), client.init(wrong, version=5)]
+    return [*steps, client.seen()]
+
+
+@script
+def v2_offsets(client: TransactionalClient) -> Answer:
+    """AddOffsetsToTxn is not needed."""
+    steps = [client.init(version=5), client.commit_offset(7, version=5), client.committed_offset(is_stable=True)]
+    former = client.latest
+    steps += [client.end_and_begin(True), client.committed_offset(is_stable=True, until_stable=True)]
+    steps += [client.commit_offset(8, former, version=5), client.commit_offset(9, version=5)]
+    steps += [client.commit_offset(8, former, version=5), client.produce("t", b"1", version=12)]
+    steps += [client.end_and_begin(True), client.committed_offset(is_stable=True, until_stable=True), client.seen()]
+    steps += [client.commit_offset(10, version=5), client.end_and_begin(False)]
+    return [*steps, client.committed_offset(is_stable=True, until_stable=True)]
+
+
+@script
+def v2_and_v1(client: TransactionalClient) -> Answer:
+    """A client that ends its transactions with an older version keeps its epoch."""
+    steps = [client.init(version=5), client.add(("t", 0)), client.produce("t", b"1"), client.end_and_begin(True)]
+    former = client.latest
+    steps += [client.add(("t", 0)), client.produce("t", b"2"), client.end(True, version=4), client.end(True, version=4)]
+    steps += [client.add(("t", 0)), client.produce("t", b"3"), client.end(False, version=4)]
+    client.wait_for_markers()
+    steps += [client.produce("t", b"4", version=12), client.end_and_begin(True), client.add(("t", 0), producer=former)]
+    return [*steps, client.end(True, former, version=4), client.seen()]
+
+
+@script
+def v2_topic_ids(client: TransactionalClient) -> Answer:
+    steps = [client.init(version=5), client.produce("t", b"1", version=13), client.produce("nosuch", b"1", version=13)]
+    return [*steps, client.produce("t", b"2", version=13), client.end_and_begin(True), client.seen()]
 
 
 def _case(run: Script) -> Case:

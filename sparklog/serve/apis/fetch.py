@@ -46,7 +46,9 @@ async def fetch(request: ServedRequest) -> Fields:
     if fields["sessionEpoch"] not in FULL_EPOCHS:
         return {"errorCode": Code.FETCH_SESSION_ID_NOT_FOUND}
     if request.version >= ID_VERSION:
-        await _name_topics(request)
+        names = await services.log.find_names([topic["topicId"] for topic in fields["topics"]], services.run)
+        for topic in fields["topics"]:
+            topic["topic"] = names.get(topic["topicId"], "")
     loop = asyncio.get_running_loop()
     deadline = loop.time() + max(0, fields["maxWaitMs"]) / 1000
     is_fresh, is_buffered = False, _is_buffered(request)
@@ -58,18 +60,6 @@ async def fetch(request: ServedRequest) -> Fields:
             return {"responses": response.topics}
         await services.log.wait_for_change(response.polled, remaining, services.run)
         is_fresh, is_buffered = True, False
-
-
-async def _name_topics(request: ServedRequest) -> None:
-    """Set the name of each topic in a request from its id. If an id is unknown, the name is empty."""
-    log, topics = request.services.log, request.fields["topics"]
-    ids = [topic["topicId"] for topic in topics]
-    if any(log.name_of(topic_id) is None for topic_id in ids):
-        names = await request.services.run(log.names_of, ids)
-    else:
-        names = {topic_id: log.name_of(topic_id) or "" for topic_id in ids}
-    for topic in topics:
-        topic["topic"] = names.get(topic["topicId"], "")
 
 
 def _is_buffered(request: ServedRequest) -> bool:

@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from sparklog.serve.transactions import ClientTransaction
 
 ACKS = (0, 1, -1)
+V2, TOPIC_IDS = 12, 13
+"""The first versions for transactions of version 2, and with topic ids instead of names."""
 Response: TypeAlias = "ProduceResponse | asyncio.Future[ProduceResponse]"
 
 
@@ -26,7 +28,7 @@ Response: TypeAlias = "ProduceResponse | asyncio.Future[ProduceResponse]"
 class Produced:
     """A request whose batches are queued: the responses, or their futures, by topic and partition."""
 
-    topics: list[tuple[str, list[tuple[int, Response]]]]
+    topics: list[tuple[Fields, list[tuple[int, Response]]]]
     has_response: bool
     waiting: list[asyncio.Future[ProduceResponse]] = field(default_factory=list)
     """The futures that were not complete at the last check."""
@@ -41,13 +43,21 @@ class Produced:
 
         Return None if the client does not expect a response.
         """
-        responses = [{"name": name, "partitionResponses": [_row(*row) for row in rows]} for name, rows in self.topics]
+        responses = [
+            {"name": topic["name"], "topicId": topic["topicId"], "partitionResponses": [_row(*row) for row in rows]}
+            for topic, rows in self.topics
+        ]
         return {"responses": responses} if self.has_response else None
 
 
-def produce(request: ServedRequest) -> Produced:
+async def produce(request: ServedRequest) -> Produced:
     """Queue all batches. A batch gets its response when it is durable or was rejected."""
     fields, code = request.fields, Code.NONE
+    if request.version >= TOPIC_IDS:
+        services = request.services
+        names = await services.log.find_names([topic["topicId"] for topic in fields["topicData"]], services.run)
+        for topic in fields["topicData"]:
+            topic["name"] = names.get(topic["topicId"], "")
     if not request.services.options.writable:
         code = Code.TOPIC_AUTHORIZATION_FAILED
     elif fields["acks"] not in ACKS:
@@ -55,20 +65,23 @@ def produce(request: ServedRequest) -> Produced:
     elif fields["transactionalId"] is not None and not request.may(TRANSACTION, fields["transactionalId"]):
         code = Code.TRANSACTIONAL_ID_AUTHORIZATION_FAILED
     topics = [
-        (topic["name"], [(row["index"], _append(request, topic["name"], row, code)) for row in topic["partitionData"]])
+        (topic, [(row["index"], _append(request, topic, row, code)) for row in topic["partitionData"]])
         for topic in fields["topicData"]
     ]
     waiting = [response for _, rows in topics for _, response in rows if isinstance(response, asyncio.Future)]
     return Produced(topics, fields["acks"] != 0, waiting)
 
 
-def _append(request: ServedRequest, topic: str, row: Fields, code: Code) -> Response:
+def _append(request: ServedRequest, topic: Fields, row: Fields, code: Code) -> Response:
     """Queue a batch. If `code` is an error, the entire request is rejected, so return the error."""
+    name, topic_id = topic["name"], topic["topicId"] if request.version >= TOPIC_IDS else None
+    if topic_id is not None and not name:
+        return ProduceResponse(Code.UNKNOWN_TOPIC_ID)
     if code is not Code.NONE:
         return ProduceResponse(code)
-    if not request.may(WRITE, topic):
+    if not request.may(WRITE, name):
         return ProduceResponse(Code.TOPIC_AUTHORIZATION_FAILED)
-    if not request.services.log.serves(topic):
+    if not request.services.log.serves(name):
         return ProduceResponse(Code.UNKNOWN_TOPIC_OR_PARTITION)
     transaction = None
     producer = _transactional_producer(row["records"])
@@ -76,7 +89,7 @@ def _append(request: ServedRequest, topic: str, row: Fields, code: Code) -> Resp
         if request.fields["transactionalId"] is None:
             return ProduceResponse(Code.TRANSACTIONAL_ID_AUTHORIZATION_FAILED)
         transaction = _transaction(request, *producer)
-    return request.services.appends.add(topic, row["index"], row["records"], request.version, transaction)
+    return request.services.appends.add(name, row["index"], row["records"], request.version, transaction, topic_id)
 
 
 def _transactional_producer(batch: memoryview | None) -> tuple[int, int] | None:
@@ -93,7 +106,8 @@ def _transaction(request: ServedRequest, producer_id: int, epoch: int) -> Client
 
     coordinator = request.services.transactions
     assert coordinator is not None
-    return ClientTransaction(coordinator, request.fields["transactionalId"], ProducerEpoch(producer_id, epoch))
+    producer = ProducerEpoch(producer_id, epoch)
+    return ClientTransaction(coordinator, request.fields["transactionalId"], producer, request.version >= V2)
 
 
 def _row(partition: int, response: Response) -> Fields:

@@ -66,11 +66,13 @@ class Api:
 
 
 PRODUCE, API_VERSIONS = 0, 18
+FEATURES = {"transaction.version": 2}
+"""The features of the cluster that clients check, with their versions."""
 BEFORE_LOGIN = (17, API_VERSIONS, 36)
 APIS = {
     api.key: api
     for api in (
-        Api(PRODUCE, "Produce", 3, 11, "produce"),
+        Api(PRODUCE, "Produce", 3, 13, "produce"),
         Api(1, "Fetch", 4, 18, "fetch"),
         Api(2, "ListOffsets", 1, 10, "metadata"),
         Api(3, "Metadata", 0, 13, "metadata"),
@@ -88,11 +90,11 @@ APIS = {
         Api(19, "CreateTopics", 2, 7, "topics"),
         Api(20, "DeleteTopics", 1, 6, "topics"),
         Api(21, "DeleteRecords", 0, 2, "topics"),
-        Api(22, "InitProducerId", 0, 4, "transactions"),
+        Api(22, "InitProducerId", 0, 5, "transactions"),
         Api(24, "AddPartitionsToTxn", 0, 3, "transactions"),
         Api(25, "AddOffsetsToTxn", 0, 4, "transactions"),
-        Api(26, "EndTxn", 0, 4, "transactions"),
-        Api(28, "TxnOffsetCommit", 0, 4, "transactions"),
+        Api(26, "EndTxn", 0, 5, "transactions"),
+        Api(28, "TxnOffsetCommit", 0, 5, "transactions"),
         Api(29, "DescribeAcls", 1, 3, "acls"),
         Api(30, "CreateAcls", 1, 3, "acls"),
         Api(31, "DeleteAcls", 1, 3, "acls"),
@@ -125,7 +127,17 @@ APIS = {
 
 async def api_versions(request: Any, code: Code = Code.NONE) -> Fields:
     rows = [{"apiKey": api.key, "minVersion": api.listed_min, "maxVersion": api.max_version} for api in APIS.values()]
-    return {"errorCode": code, "apiKeys": rows}
+    # As on a broker: older Java clients reject features with a minimum version of 0.
+    supported = FEATURES if request.version >= 4 else {}
+    return {
+        "errorCode": code,
+        "apiKeys": rows,
+        "supportedFeatures": [{"name": name, "maxVersion": level} for name, level in supported.items()],
+        "finalizedFeaturesEpoch": 0,
+        "finalizedFeatures": [
+            {"name": name, "maxVersionLevel": level, "minVersionLevel": level} for name, level in FEATURES.items()
+        ],
+    }
 
 
 def import_handlers() -> None:

@@ -3,14 +3,16 @@
 `sparklog.serve.transactions` has the steps. A producer without a transactional id gets a random producer id of 62 bits,
 so that no two producers share one and servers do not need a counter.
 
-Version 2 of transactions (KIP-890), in which each transaction has an epoch of its own, is not supported: clients use it
-only with a cluster whose feature `transaction.version` is 2.
+Clients use version 2 of transactions (KIP-890), in which each transaction has an epoch of its own, because ApiVersions
+returns the feature `transaction.version` 2. The version of a request shows which version of transactions its client
+uses.
 """
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Collection, Sequence
+from functools import partial
 
 from sparklog.errors import BadRequest, Fenced, NotFound, SparklogError
 from sparklog.kafka.messages.coordinator_records import Status
@@ -31,6 +33,8 @@ from sparklog.transactions.listing import describe_transaction
 from sparklog.transactions.listing import list_transactions as transactions_of
 
 _LOG = logging.getLogger("sparklog.serve")
+END_TXN_V2, TXN_OFFSET_COMMIT_V2 = 5, 5
+"""The first versions of these APIs that only clients with version 2 of transactions send."""
 
 
 async def init_producer_id(request: ServedRequest) -> Fields:
@@ -107,7 +111,8 @@ async def txn_offset_commit(request: ServedRequest) -> Fields:
     try:
         check_group(request, fields["groupId"])
         name, producer = _producer(request)
-        transaction = ClientTransaction(_coordinator_of(request, name), name, producer)
+        is_v2 = request.version >= TXN_OFFSET_COMMIT_V2
+        transaction = ClientTransaction(_coordinator_of(request, name), name, producer, is_v2)
         groups = request.services.coordinator
         assert groups is not None
         rows = await request.services.run(checked_positions, request, positions)
@@ -127,11 +132,13 @@ async def end_txn(request: ServedRequest) -> Fields:
     try:
         name, producer = _producer(request)
         coordinator, is_commit = _coordinator_of(request, name), request.fields["committed"]
-        await request.services.run(lambda: coordinator.end(name, producer, is_commit=is_commit))
+        is_v2 = request.version >= END_TXN_V2
+        end = partial(coordinator.end, name, producer, is_commit=is_commit, is_v2=is_v2)
+        following = await request.services.run(end)
     except FAILURES as error:
         return {"errorCode": _code(request, error)}
     request.services.log.notify()
-    return {}
+    return {"producerId": following.producer_id, "producerEpoch": following.epoch}
 
 
 # -- what operators ask

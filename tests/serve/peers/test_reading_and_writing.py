@@ -68,7 +68,7 @@ def test_transactions_are_read_as_from_a_broker(
         {"values": [text(b"%d-%d" % (n, m)) for m in range(n % 4)], "commit": n % 3 != 1, "offset": n} for n in range(9)
     ]
     options = {"transactional.id": f"id-{peer.name}"}
-    found = []
+    found, before = [], server.requests()
     for address in (server.address, broker.address):
         peer.ask("transact", address, topic=topic, group=group, transactions=transactions, options=options)
         places: list[Place] = [(topic, 0)]
@@ -76,6 +76,11 @@ def test_transactions_are_read_as_from_a_broker(
     assert found[0] == found[1]
     assert len(found[0][0]) != len(found[0][1])
     assert Groups(root).group(group).committed()[topic, 0].offset == 8
+    used = {request for request, count in server.requests().items() if count > before.get(request, 0)}
+    if peer.library == "java":
+        # Version 2 of transactions.
+        assert {("EndTxn", 5), ("TxnOffsetCommit", 5), ("Produce", 13)} <= used
+        assert {"AddPartitionsToTxn", "AddOffsetsToTxn"}.isdisjoint(name for name, _ in used)
 
 
 @pytest.mark.java
