@@ -32,6 +32,7 @@ import logging
 import math
 from collections import deque
 from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -47,6 +48,10 @@ MAX_WAIT_SECONDS = 0.5
 """The maximum time to wait for the expected batches, unless the linger is longer."""
 COMMIT_BYTES = 64 << 20
 """The approximate maximum size of a commit. The remaining batches are added to the next commit."""
+UNKNOWN_TOPICS = 4
+"""The maximum number of concurrent commits to topics that may not exist. A Produce request can contain the names of
+thousands of such topics, and the commits of other clients must not wait for all of them.
+"""
 _LOG = logging.getLogger("sparklog.serve")
 INTERNAL_ERROR = ProduceResponse(Code.UNKNOWN_SERVER_ERROR)
 STOPPING = ProduceResponse(Code.NOT_LEADER_OR_FOLLOWER, message="the server is stopping; the batch was not written")
@@ -72,6 +77,8 @@ class TopicQueue:
     earliest_start: float = -math.inf
     latest_start: float = -math.inf
     expected_batches: int = 1
+    exists: bool = False
+    """True if the topic exists in the state that the latest commit has read."""
     worker: asyncio.Task[None] | None = None
     _enough_pending: asyncio.Future[None] | None = None
     """Completes when `expected_batches` are pending. None unless `wait_for_start` is waiting for these batches."""
@@ -121,6 +128,7 @@ class Appends:
         self._linger = default if linger_seconds is None else linger_seconds
         self._topics: dict[str, TopicQueue] = {}
         self._is_closed = False
+        self._unknown_topics = asyncio.Semaphore(UNKNOWN_TOPICS)
 
     def add(
         self,
@@ -158,7 +166,7 @@ class Appends:
             started, batches = loop.time(), queue.drain()
             responses = Responses()
             try:
-                responses = await self._commit(topic, batches)
+                responses = await self._commit(topic, queue, batches)
                 queue.schedule_next(len(batches), started, loop.time())
                 self._log.notify()
             finally:
@@ -167,16 +175,21 @@ class Appends:
                 for batch in batches:
                     if not batch.response.done():
                         batch.response.set_result(responses.get(batch, INTERNAL_ERROR))
-        if responses and all(each.code is Code.UNKNOWN_TOPIC_OR_PARTITION for each in responses.values()):
+        is_read = bool(responses) and all(each.code is not Code.KAFKA_STORAGE_ERROR for each in responses.values())
+        if is_read and not queue.exists:
             # Clients choose the names of topics that do not exist, so do not keep their queues.
             del self._topics[topic]
 
-    async def _commit(self, topic: str, batches: Sequence[PendingBatch]) -> Responses:
+    async def _commit(self, topic: str, queue: TopicQueue, batches: Sequence[PendingBatch]) -> Responses:
         if self._is_closed:
             return dict.fromkeys(batches, STOPPING)
         try:
-            responses: Responses = await self._run(commit_batches, self._root.engine.log(topic), batches)
+            async with nullcontext() if queue.exists else self._unknown_topics:
+                log = self._root.engine.log(topic)
+                responses: Responses = await self._run(commit_batches, log, batches)
+                known = log.known()
+                queue.exists = known is not None and known.topic_state.exists
+                return responses
         except Exception:  # noqa: BLE001 - the batches of other producers must still be committed
             _LOG.exception("internal error while appending to topic '%s'", topic)
             return Responses()
-        return responses

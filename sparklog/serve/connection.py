@@ -186,11 +186,13 @@ class Connection:
 
     def _read(self, request: ServedRequest, data: bytes) -> None:
         schema, version = request.api.request, request.version
-        header, position = read_message(message(table.FOLDER, "RequestHeader"), 1 + schema.is_flexible(version), data)
+        max_elements = self._services.options.limits.request_elements
+        header_schema = message(table.FOLDER, "RequestHeader")
+        header, position = read_message(header_schema, 1 + schema.is_flexible(version), data, max_elements=max_elements)
         self.client.name = (header["clientId"] or "")[:100]
         # Like a broker, ignore bytes after the message, because librdkafka 2.2 to 2.16 send an extra byte after a null
         # list.
-        request.fields, _ = read_message(schema, version, data, position)
+        request.fields, _ = read_message(schema, version, data, position, max_elements=max_elements)
 
     async def _handled(self, request: ServedRequest) -> Fields | None:
         try:

@@ -75,6 +75,8 @@ class ServeLimits:
 
     * `connections`, `connections_per_ip`: open connections, including TLS handshakes in progress
     * `request_bytes`: size of a request
+    * `request_elements`: number of array elements in a request, for example topics and partitions, because decoding
+      them takes memory and stops the event loop
     * `login_request_bytes`: size of a request before the client has logged in, like Kafka's
       `sasl.server.max.receive.size`
     * `waiting_request_bytes`: total size of requests without a response, including partially received requests
@@ -91,6 +93,7 @@ class ServeLimits:
     connections: int = 1_000
     connections_per_ip: int = MAX_CONNECTIONS_PER_IP
     request_bytes: int = 100 << 20
+    request_elements: int = 30_000
     login_request_bytes: int = 512 << 10
     waiting_request_bytes: int = 256 << 20
     response_bytes: int = 8 << 20

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import islice
 from typing import Any, TypeAlias
 
 from sparklog.errors import SparklogError
@@ -35,6 +36,8 @@ LISTING_MS = 1_000
 NEAR_OFFSETS = 1 << 16
 """The number of offsets to consider first when planning a read, because a partition may have a hundred thousand slices.
 """
+POLLED_TOPICS, YIELD_SECONDS = 100, 0.0005
+"""The number of topics to poll while holding the lock, and the time for which other threads can then acquire it."""
 Ends: TypeAlias = Mapping[int, Bounds]
 Runner: TypeAlias = Callable[..., Awaitable[Any]]
 """Calls a function with arguments in a thread."""
@@ -121,7 +124,20 @@ class ServedLog:
             self._listing = None
 
     def poll(self, topics: Collection[str]) -> dict[str, PolledTopic]:
-        """Poll topics, and return the existing topics."""
+        """Poll topics, and return the existing topics.
+
+        Many topics are polled in parts, so that a request for many topics does not delay the other requests.
+        """
+        if len(topics) <= POLLED_TOPICS:
+            return self._poll(topics)
+        polled, remaining = dict[str, PolledTopic](), iter(topics)
+        while part := list(islice(remaining, POLLED_TOPICS)):
+            polled |= self._poll(part)
+            # Let a thread that waits for the lock acquire it.
+            self.env.sleep(YIELD_SECONDS)
+        return polled
+
+    def _poll(self, topics: Collection[str]) -> dict[str, PolledTopic]:
         view = self._view
         with self._lock:
             started = self.env.now()

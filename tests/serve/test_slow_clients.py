@@ -7,8 +7,10 @@ import random
 import socket
 import ssl
 import struct
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -16,9 +18,14 @@ from typing import Any
 import pytest
 
 import sparklog
-from sparklog.serve import server, services
+from sparklog.log.journal.clocks import SYSTEM
+from sparklog.log.topic.engine import TopicLog
+from sparklog.opening import resolve
+from sparklog.serve import appends, batch_commit, served_log, server, services
 from sparklog.serve.codes import Code, CodeError
 from sparklog.serve.options import Address, ServeLimits, tls_context
+from sparklog.serve.served_log import ServedLog
+from sparklog.serve.server import open_served
 from sparklog.serve.services import Logins, RequestBytes, RequestMemory
 from sparklog.serve.users import hashed, read_users
 from tests.serve.test_command import certificate
@@ -223,6 +230,63 @@ def test_a_client_that_has_not_logged_in_can_only_send_small_requests(
     assert log_in(wire) == Code.NONE
     assert wire.produce("t", {0: batch_of([b"x" * 900_000])})[0]["errorCode"] == Code.NONE
     wire.close()
+
+
+def test_a_request_with_too_many_elements_closes_its_connection(serve: Callable[..., Address], root: Path) -> None:
+    """Decoding millions of empty topic names would take gigabytes, and would stop the event loop for seconds."""
+    address = serve(root, limits=ServeLimits(request_elements=1_000))
+    wire = Wire(address)
+    topics = [{"name": "t"}] * 1_000
+    assert len(wire.ask("Metadata", 1, {"topics": topics})["topics"]) == 1
+    wire.send("Metadata", 1, {"topics": [*topics, {"name": "t"}]})
+    assert dropped(wire.socket)
+    wire.close()
+    wire = Wire(address)
+    # 2,000 unknown tagged fields of no bytes.
+    wire.send_raw("ApiVersions", 3, b"\2a\2a\xd0\x0f" + b"\x63\0" * 2_000)
+    assert dropped(wire.socket)
+    wire.close()
+
+
+def test_a_request_for_many_topics_does_not_hold_the_lock_of_the_log(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    served, listed = open_served(resolve(str(root))), list[list[str]]()
+
+    def pause(_: float) -> None:
+        other = threading.Thread(target=lambda: listed.append(served.topics()), daemon=True)
+        other.start()
+        other.join(30)
+
+    monkeypatch.setattr(served_log, "POLLED_TOPICS", 2)
+    monkeypatch.setattr(ServedLog, "env", replace(SYSTEM, sleep=pause))
+    assert list(served.poll(["none", "t", "missing"])) == ["t"]
+    assert listed == [["t"], ["t"]]
+
+
+def test_a_request_for_many_unknown_topics_does_not_delay_the_commits_of_others(
+    serve: Callable[..., Address], root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    released, commit = threading.Event(), batch_commit.commit_batches
+
+    def slow_if_unknown(log: TopicLog, batches: Any) -> Any:
+        if log.topic != "t":
+            released.wait(30)
+        return commit(log, batches)
+
+    address = serve(root, writable=True)
+    one, two = Wire(address), Wire(address)
+    assert one.produce("t", {0: batch_of([b"a"])})[0]["errorCode"] == Code.NONE
+    monkeypatch.setattr(appends, "commit_batches", slow_if_unknown)
+    rows = [{"name": f"n{n}", "partitionData": [{"index": 0, "records": [batch_of([b"a"])]}]} for n in range(50)]
+    two.send("Produce", 7, {"acks": -1, "timeoutMs": 1000, "topicData": rows})
+    assert one.produce("t", {0: batch_of([b"b"])})[0]["errorCode"] == Code.NONE
+    assert not released.is_set()
+    released.set()
+    rows = two.receive("Produce", 7)["responses"]
+    assert {row["partitionResponses"][0]["errorCode"] for row in rows} == {Code.UNKNOWN_TOPIC_OR_PARTITION}
+    one.close()
+    two.close()
 
 
 def test_connections_per_address_are_limited(serve: Callable[..., Address], root: Path) -> None:

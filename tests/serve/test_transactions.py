@@ -677,6 +677,20 @@ def test_queues_of_unknown_topics_are_removed() -> None:
     asyncio.run(run())
 
 
+def test_the_queue_of_an_unknown_topic_is_removed_if_the_transaction_is_unknown_as_well() -> None:
+    async def run() -> None:
+        served = server.in_memory()
+        assert served.root is not None
+        appends, producer = Appends(served, asyncio.to_thread), ProducerEpoch(1, 0)
+        transaction = ClientTransaction(TransactionCoordinator(served.root), "job", producer)
+        batch = memoryview(batch_of([b"1"], producer=(1, 0, 0), transactional=True))
+        assert (await appends.add("nosuch", 0, batch, 11, transaction)).code is Code.INVALID_PRODUCER_ID_MAPPING
+        await asyncio.sleep(0)
+        assert not appends._topics
+
+    asyncio.run(run())
+
+
 def test_an_internal_error_does_not_remove_the_queue_of_a_topic() -> None:
     async def run() -> None:
         async def broken(*_: object) -> None:

@@ -32,6 +32,7 @@ remaining bytes. Invalid values raise `BadRequest`.
 from __future__ import annotations
 
 import base64
+import math
 import struct
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -59,17 +60,23 @@ class MessageBytes:
 
 
 def read_message(
-    message: Struct, version: int, data: bytes, start: int = 0, text_errors: str = "strict"
+    message: Struct,
+    version: int,
+    data: bytes,
+    start: int = 0,
+    text_errors: str = "strict",
+    max_elements: float = math.inf,
 ) -> tuple[Fields, int]:
     """Return the fields of the message at `start`, and the position after the message.
 
     `text_errors` determines how strings that are not valid UTF-8 are decoded, as in `bytes.decode`. Raises `Corrupt`
-    for malformed bytes.
+    for malformed bytes, and for more than `max_elements` array elements and unknown fields. A decoded element needs up
+    to a hundred times as much memory as its bytes.
     """
     if version < 0:
         raise Corrupt(f"expected a {message.name} of version 0 or more, found {version}")
     try:
-        fields, end = _compiled(message, min(version, message.highest), "read")(data, start, text_errors)
+        fields, end = _compiled(message, min(version, message.highest), "read")(data, start, text_errors, max_elements)
     except (struct.error, IndexError, UnicodeDecodeError) as error:
         name = f"{message.name} of version {version}"
         raise Corrupt(f"expected a {name}, found incomplete bytes: {error}") from None

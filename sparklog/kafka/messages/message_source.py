@@ -8,8 +8,9 @@ cases call helpers of `message_codec`. To print an example, run `print(reader_so
 "ProduceRequest"), 9))`.
 
 Each field is a local variable, whose name consists of the field name, `_` and the number of the struct. The other
-variables are `p`, a position in the bytes; `n`, a length or a number of elements; `q`, the end of a value; `small`, the
-bytes written since the last records; and names that end with a number. The source contains only names and constants
+variables are `p`, a position in the bytes; `n`, a length or a number of elements; `q`, the end of a value; `left`, the
+number of elements that may still follow; `small`, the bytes written since the last records; and names that end with a
+number. The source contains only names and constants
 (formatted with `repr`) of Kafka's schemas in this package, and never bytes from clients.
 """
 
@@ -27,11 +28,11 @@ MAX_STRING_BYTES = 0x7FFF
 
 
 def reader_source(message: Struct, version: int) -> str:
-    """Return the source of `read(data, p, errors)`, which returns the fields and their end position.
+    """Return the source of `read(data, p, errors, left)`, which returns the fields and their end position.
 
-    `errors` is the argument of `bytes.decode`.
+    `errors` is the argument of `bytes.decode`, and `left` is the maximum number of array elements and unknown fields.
     """
-    function = _ReaderSource(message, version, "def read(data, p, errors):", "size = len(data)")
+    function = _ReaderSource(message, version, "def read(data, p, errors, left):", "size = len(data)")
     function.add(f"return {function.struct(message)}, p")
     return function.text()
 
@@ -106,12 +107,18 @@ class _ReaderSource(_FunctionSource):
             expressions[field.name] = f"{field.name}_{number}"
         self.byte()
         with self.block("if n:"), self.block(f"for tag{number}, p in _tagged_fields(data, p - 1):"):
+            self.count("1")
             for field in fields:
                 with self.block(f"if tag{number} == {field.tag}:"):
                     self.field(field, expressions[field.name])
                     self.flush()
             if not fields:
                 self.add("pass")
+
+    def count(self, elements: str) -> None:
+        """Add code that rejects a message with too many elements."""
+        self.add(f"left -= {elements}")
+        self.reject("if left < 0:", "Corrupt", "the message has too many array elements or unknown fields")
 
     def field(self, field: Field, name: str) -> None:
         if not field.array:
@@ -122,6 +129,7 @@ class _ReaderSource(_FunctionSource):
         with self.length("i", field, name):
             message = f"field {field.name} has {{n}} elements, but only {{size - p}} bytes remain"
             self.reject("if n > size - p:", "Corrupt", message)
+            self.count("n")
             letter = NUMBERS.get(str(field.kind))
             if letter:
                 self.add(f"{name} = list(unpack_from(f'>{{n}}{letter}', data, p))")

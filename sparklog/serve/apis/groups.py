@@ -188,8 +188,9 @@ async def offset_commit(request: ServedRequest) -> Fields:
 
 def checked_positions(request: ServedRequest, positions: Positions) -> list[Fields]:
     """Return the responses for all partitions, and add the offsets that can be committed to `positions`."""
-    log, names = request.services.log, [topic["name"] for topic in request.fields["topics"]]
-    bounds = {name: log.last_polled(name).ends or log.poll([name]).get(name, MISSING).ends for name in names}
+    log, names = request.services.log, {topic["name"] for topic in request.fields["topics"]}
+    polled = log.poll([name for name in names if not log.last_polled(name).ends])
+    bounds = {name: log.last_polled(name).ends or polled.get(name, MISSING).ends for name in names}
 
     def code(topic: str, row: Fields) -> Code:
         number, metadata, epoch = row["partitionIndex"], row["committedMetadata"] or "", row["committedLeaderEpoch"]
