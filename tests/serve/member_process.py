@@ -116,7 +116,40 @@ class Librdkafka:
         self._consumer.commit(asynchronous=False)
 
 
-CLIENTS = {"kafka-python": KafkaPython, "aiokafka": Aiokafka, "librdkafka": Librdkafka}
+class Native:
+    """`sparklog.consumer`. Its address is the location of the root."""
+
+    def __init__(self, location: str, group: str, session: str, instance: str | None) -> None:
+        import sparklog
+
+        self._consumer = sparklog.consumer(
+            location,
+            group,
+            topics="t",
+            auto_offset_reset="earliest",
+            enable_auto_commit=False,
+            heartbeat_interval_ms=200,
+            session_timeout_ms=int(session) * 1000,
+            group_instance_id=instance,
+            partition_assignment_strategy=["range"],
+        )
+
+    def poll(self) -> list[Row]:
+        columns = ("partition", "offset", "value")
+        batches = self._consumer.poll(timeout=0.1)
+        rows = [
+            row for batch in batches for row in zip(*(batch.column(name).to_pylist() for name in columns), strict=True)
+        ]
+        return [(partition, offset, value.decode()) for partition, offset, value in rows]
+
+    def assigned(self) -> list[int]:
+        return sorted(partition for _, partition in self._consumer.assignment())
+
+    def commit(self) -> None:
+        self._consumer.commit()
+
+
+CLIENTS = {"kafka-python": KafkaPython, "aiokafka": Aiokafka, "librdkafka": Librdkafka, "sparklog": Native}
 
 
 def main(client: str, addresses: str, group: str, session: str, instance: str | None = None) -> None:
@@ -154,9 +187,18 @@ def console_consumer(addresses: str, session: int, instance: str) -> list[str]:
 class MemberProcess:
     """A running member, and its output."""
 
-    def __init__(self, client: str, addresses: str, output: Path, *, session: int = 3, instance: str = "") -> None:
+    def __init__(
+        self,
+        client: str,
+        addresses: str,
+        output: Path,
+        *,
+        group: str = "g",
+        session: int = 3,
+        instance: str = "",
+    ) -> None:
         self.output = output
-        command = [sys.executable, "-m", "tests.serve.member_process", client, addresses, "g", str(session)]
+        command = [sys.executable, "-m", "tests.serve.member_process", client, addresses, group, str(session)]
         command += [instance] if instance else []
         if client == "java":
             command = console_consumer(addresses, session, instance)

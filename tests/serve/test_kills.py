@@ -1,6 +1,8 @@
-"""Killed servers and members: each record is stored exactly once, in order, and is read. Offsets never decrease.
+"""Killed servers, producers and members: each record is stored exactly once, in order, and is read. Offsets of groups
+never decrease, and transactions are atomic.
 
-`SPARKLOG_SERVE_KILLS` is the number of kills (default 20). librdkafka is a member if confluent-kafka is installed.
+`SPARKLOG_SERVE_KILLS` is the number of kills (default 20, or 5 for all kinds of producers and groups at once), and
+`SPARKLOG_SEEDS` the number of runs of the latter. librdkafka takes part if confluent-kafka is installed.
 """
 
 from __future__ import annotations
@@ -9,25 +11,39 @@ import importlib.util
 import os
 import random
 import signal
-import subprocess
-import sys
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 import sparklog
+from sparklog.format.checkpoint_files import TopicPartition
 from sparklog.groups.group_state import GROUPS
 from sparklog.log.journal.chain import EntryChain
 from sparklog.storage.locations import join
+from sparklog.tools.verification.run import verify_root
 from tests.serve.member_process import MemberProcess, member_processes
+from tests.serve.producer_process import (
+    IDEMPOTENT,
+    PLAIN,
+    TOPIC,
+    TRANSACTIONAL,
+    TRANSACTIONAL_PARTITIONS,
+    TRANSACTIONAL_TOPICS,
+    ProducerProcess,
+)
+from tests.serve.server_process import ServerProcess
 from tests.serve.test_groups import PARTITIONS, free_port, shares, wait_for
+from tests.support.seeds import Seeds
 
 KILLS = int(os.environ.get("SPARKLOG_SERVE_KILLS", "20"))
+FEW_KILLS = int(os.environ.get("SPARKLOG_SERVE_KILLS", "5"))
+SEEDS = Seeds(every_run=0, slow_run=1, chunk=1, slow_chunk=1)
 UP_SECONDS = 2.0
 PAUSE_SECONDS = 8.0
 """Longer than the request timeout of clients and the session timeout of members."""
@@ -39,23 +55,16 @@ THIRD = "librdkafka" if HAS_LIBRDKAFKA else "kafka-python"
 class Servers:
     """Two servers of a root that know each other. `kill` kills the servers in turn, and restarts them."""
 
-    def __init__(self, place: str, count: int = 2) -> None:
-        self.place = place
-        self.ports = [free_port() for _ in range(count)]
-        self.addresses = ",".join(f"127.0.0.1:{port}" for port in self.ports)
+    def __init__(self, place: str, folder: Path, count: int = 2) -> None:
+        self.addresses = ",".join(f"127.0.0.1:{free_port()}" for _ in range(count))
         self.kills = 0
-        self.processes = [self._start(number) for number in range(count)]
+        self.processes = [self._new(place, folder / f"serve-{number}.log", number) for number in range(count)]
 
-    def _start(self, number: int) -> subprocess.Popen[str]:
-        """Start a server, and wait until it listens."""
-        ports = self.ports[number:] + self.ports[:number]
-        addresses = [f"127.0.0.1:{port}" for port in ports]
-        command = [sys.executable, "-m", "sparklog", "serve", self.place, "--writable", "--listen", addresses[0]]
-        command += ["--advertise", ",".join(addresses), "--group-min-session-timeout-ms", "1000"]
-        process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
-        assert process.stdout is not None
-        assert process.stdout.readline().startswith("serving")
-        return process
+    def _new(self, place: str, log: Path, number: int) -> ServerProcess:
+        addresses = self.addresses.split(",")
+        advertised = ",".join(addresses[number:] + addresses[:number])
+        options = ("--advertise", advertised, "--group-min-session-timeout-ms", "1000")
+        return ServerProcess(place, log, addresses[number], options)
 
     def kill(self) -> None:
         """Kill the next server, or both, and restart the killed servers."""
@@ -63,30 +72,32 @@ class Servers:
         numbers = {turn, random.randrange(len(self.processes))}
         for number in numbers:
             self.processes[number].kill()
-            self.processes[number].wait()
         for number in numbers:
-            self.processes[number] = self._start(number)
+            self.processes[number].start()
         self.kills += 1
 
     def pause(self) -> None:
         """Pause the next server until clients continue with the other one, then let it continue."""
         turn = self.kills % len(self.processes)
-        self.processes[turn].send_signal(signal.SIGSTOP)
+        self.processes[turn].process.send_signal(signal.SIGSTOP)
         time.sleep(PAUSE_SECONDS)
-        self.processes[turn].send_signal(signal.SIGCONT)
+        self.processes[turn].process.send_signal(signal.SIGCONT)
         self.kills += 1
 
     def stop(self) -> None:
         for process in self.processes:
             process.kill()
-            process.wait()
+
+    def internal_errors(self) -> list[str]:
+        return [error for process in self.processes for error in process.internal_errors()]
 
 
 @contextmanager
-def serving(place: object, count: int = 2) -> Iterator[Servers]:
-    servers = Servers(str(place), count)
+def serving(place: object, folder: Path, count: int = 2) -> Iterator[Servers]:
+    servers = Servers(str(place), folder, count)
     try:
         yield servers
+        assert not servers.internal_errors(), servers.internal_errors()[0]
     finally:
         servers.stop()
 
@@ -144,14 +155,18 @@ def check_once(topic: Any, sender: Sender) -> int:
     return len(values)
 
 
-def check_group(place: object, *members: MemberProcess, records: int) -> None:
+def check_group(place: object, *members: MemberProcess, records: int, name: str = "g") -> None:
     """Check that all records were read and committed, and that no offset of the group has decreased."""
-    root = sparklog.open(str(place))
-    group = sparklog.Groups(root).group("g")
+    group = sparklog.Groups(sparklog.open(str(place))).group(name)
     wait_for(lambda: len({row[:2] for member in members for row in member.rows}) == records, 60)
     wait_for(lambda: sum(item.offset for item in group.committed().values()) == records, 60)
-    chain = EntryChain(root.store, GROUPS, "g")
-    state, seen = chain.existing(0), dict[int, int]()
+    check_offsets(place, name)
+
+
+def check_offsets(place: object, group: str) -> None:
+    """Check that no committed offset of a group has decreased."""
+    chain = EntryChain(sparklog.open(str(place)).store, GROUPS, group)
+    state, seen = chain.existing(0), dict[TopicPartition, int]()
     for entry in [state, *chain.walk(state, chain.latest().number)]:
         offsets = {
             (item.topic, partition): offset for item in entry.offsets for _, partition, offset in item.positions()
@@ -173,7 +188,7 @@ def place(request: pytest.FixtureRequest, tmp_path: Path) -> str:
 def test_each_record_is_stored_exactly_once(place: str, tmp_path: Path, how: Callable[[Servers], None]) -> None:
     topic = sparklog.open(place, create=True).create_topic("t", partitions=PARTITIONS)
     with (
-        serving(place) as servers,
+        serving(place, tmp_path) as servers,
         member_processes(tmp_path, servers.addresses, "kafka-python", "aiokafka") as readers,
     ):
         sender = Sender(servers.addresses, PARTITIONS)
@@ -191,7 +206,7 @@ def test_a_killed_member_is_replaced_after_its_session_timeout(tmp_path: Path, v
     root = tmp_path / "log"
     topic = sparklog.open(root, create=True).create_topic("t", partitions=PARTITIONS)
     clients = ["kafka-python", "aiokafka", THIRD]
-    with serving(root, 1) as servers, member_processes(tmp_path, servers.addresses, *clients) as members:
+    with serving(root, tmp_path, 1) as servers, member_processes(tmp_path, servers.addresses, *clients) as members:
         sender = Sender(servers.addresses, PARTITIONS)
         wait_for(lambda: shares(*members))
         wait_for(lambda: all(member.rows for member in members))
@@ -201,3 +216,114 @@ def test_a_killed_member_is_replaced_after_its_session_timeout(tmp_path: Path, v
         wait_for(lambda: shares(*others), SESSION_SECONDS + SPARE_SECONDS)
         sender.finish()
         check_group(root, *members, records=check_once(topic, sender))
+
+
+CLIENTS = ["kafka-python", "aiokafka", *["librdkafka"] * HAS_LIBRDKAFKA]
+GROUP_KINDS = {"classic": ["kafka-python", "aiokafka"], "native": ["sparklog"] * 2, "mixed": ["sparklog", THIRD]}
+"""The members of each group. A group of the consumer protocol (KIP-848) is missing."""
+PRODUCER_KINDS = [PLAIN, IDEMPOTENT, IDEMPOTENT, TRANSACTIONAL, TRANSACTIONAL]
+
+
+class WrittenLog:
+    """The records of all topics at the end of a run, by value: for each record, its topic, partition and offset."""
+
+    def __init__(self, root: sparklog.Root, isolation_level: str) -> None:
+        self.by_value: dict[bytes, list[tuple[str, int, int]]] = {}
+        columns = ["partition", "offset", "value"]
+        for topic in (TOPIC, *TRANSACTIONAL_TOPICS):
+            scan = root.topic(topic).scan(columns=columns, isolation_level=isolation_level)  # type: ignore[arg-type]
+            for partition, offset, value in zip(*scan.to_table().to_pydict().values(), strict=True):
+                self.by_value.setdefault(value, []).append((topic, partition, offset))
+
+    def places(self, value: str) -> list[tuple[str, int, int]]:
+        return sorted(self.by_value.get(value.encode(), ()))
+
+
+def check_records(log: WrittenLog, producer: ProducerProcess) -> int:
+    """Check the records of a producer without transactions. Return the number of acknowledged records."""
+    acknowledged = [record for line in producer.lines() for record in line.get("records", ())]
+    for topic, partition, offset, value in acknowledged:
+        places = log.places(value)
+        if producer.kind == PLAIN:
+            assert (topic, partition, offset) in places, value
+        else:
+            assert places == [(topic, partition, offset)], value
+    if producer.kind == IDEMPOTENT:
+        mine = {value: places for value, places in log.by_value.items() if value.startswith(producer.name.encode())}
+        assert all(len(places) == 1 for places in mine.values())
+        in_order = sorted(mine, key=lambda value: [int(number) for number in value.partition(b".")[2].split(b"-")])
+        latest: dict[int, int] = {}
+        for value in in_order:
+            ((_, partition, offset),) = mine[value]
+            assert offset > latest.get(partition, -1), value
+            latest[partition] = offset
+    return len(acknowledged)
+
+
+def check_transactions(log: WrittenLog, place: object, producer: ProducerProcess) -> Counter[str]:
+    """Check that transactions are atomic, and that their outcome is the acknowledged one."""
+    lines = [line for line in producer.lines() if "records" in line]
+    outcomes = {line["records"][0][3]: line for line in lines}
+    values = {value.decode() for value in log.by_value if value.startswith(producer.name.encode())}
+    everywhere = [(topic, number) for topic in TRANSACTIONAL_TOPICS for number in range(TRANSACTIONAL_PARTITIONS)]
+    latest = 0
+    for value in values | outcomes.keys():
+        outcome, places = outcomes.get(value, {}).get("outcome", "unknown"), log.places(value)
+        assert not places or [(topic, number) for topic, number, _ in places] == everywhere, value
+        assert outcome == "unknown" or bool(places) == (outcome == "committed"), (value, outcome)
+        if outcome == "committed":
+            assert places == [(topic, number, offset) for topic, number, offset, _ in outcomes[value]["records"]]
+        if places:
+            instance, number = value.rpartition(".")[2].split("-")
+            latest = max(latest, 1_000_000 * int(instance) + int(number))
+    # The offset of its group is that of the last committed transaction.
+    committed = sparklog.Groups(sparklog.open(str(place))).group(producer.name).committed()
+    assert committed[TOPIC, 0].offset == latest
+    check_offsets(place, producer.name)
+    return Counter(line["outcome"] for line in lines)
+
+
+@pytest.mark.slow
+@pytest.mark.sweep
+@pytest.mark.parametrize("seeds", SEEDS.many())
+def test_all_kinds_of_producers_and_groups_survive_kills(bucket: str, tmp_path: Path, seeds: range) -> None:
+    """Two servers of a root in a bucket and, sometimes, a producer are killed."""
+    random_, place = random.Random(seeds[0]), join(bucket, "log")
+    root = sparklog.open(place, create=True)
+    root.create_topic(TOPIC, partitions=PARTITIONS)
+    for topic in TRANSACTIONAL_TOPICS:
+        root.create_topic(topic, partitions=TRANSACTIONAL_PARTITIONS)
+    with ExitStack() as stack:
+        servers = stack.enter_context(serving(place, tmp_path))
+        members: dict[str, list[MemberProcess]] = {}
+        for group, clients in GROUP_KINDS.items():
+            for number, client in enumerate(clients):
+                address = place if client == "sparklog" else servers.addresses
+                member = MemberProcess(client, address, tmp_path / f"{group}-{number}.jsonl", group=group)
+                stack.callback(member.kill)
+                members.setdefault(group, []).append(member)
+        producers = []
+        for number, kind in enumerate(PRODUCER_KINDS):
+            name, client = f"{kind}{number}", random_.choice(CLIENTS)
+            output = tmp_path / f"{name}.jsonl"
+            producers.append(ProducerProcess(client, kind, servers.addresses, name, output, seeds[0]))
+            stack.callback(producers[-1].kill)
+        wait_for(lambda: all(producer.lines() for producer in producers), 60)
+        for _ in range(FEW_KILLS):
+            time.sleep(random_.uniform(0, 2 * UP_SECONDS))
+            servers.kill()
+            if random_.random() < 0.3:
+                random_.choice(producers).restart()
+        for producer in producers:
+            producer.finish()
+        log = WrittenLog(root, "read_committed")
+        for producer in producers:
+            if producer.kind == TRANSACTIONAL:
+                print(producer.client, producer.name, check_transactions(log, place, producer))
+            else:
+                print(producer.client, producer.name, check_records(log, producer))
+        records = sum(topic == TOPIC for places in log.by_value.values() for topic, _, _ in places)
+        for group, running in members.items():
+            check_group(place, *running, records=records, name=group)
+            print(group, [len(member.rows) for member in running], "of", records)
+    assert not verify_root(root.store).findings
