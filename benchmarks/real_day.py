@@ -26,11 +26,11 @@ from spark_session import benchmark_session, tree
 import sparklog
 from sparklog.compaction.run import compact_root
 from sparklog.jobs import delta
-from sparklog.log.state.commit import inline_records_of
 from sparklog.maintenance.work_items import InProcess, Settings
 from sparklog.retention.retain import retain_root
 from tests.datasource.live_delta import delta_jars, iceberg_jars
 from tests.kafka_tools import Missing
+from tests.support.inline_bytes import inline_records_of
 
 RUNS = 4
 """Of maintenance; figures of the first and the last of these parts are compared."""

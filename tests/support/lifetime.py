@@ -26,7 +26,6 @@ from sparklog.clients.consumer.consumer import consumer
 from sparklog.compaction.run import compact_root
 from sparklog.doctor.costs import CLOCK, COMMIT, INLINE_BATCH, MONTH_DAYS, Requests, Workload
 from sparklog.limits import Limits
-from sparklog.log.state.commit import inline_records_of
 from sparklog.log.topic.root import Root
 from sparklog.maintenance.job_history import COMPACT, RETAIN, RunRecorder
 from sparklog.maintenance.leases import job_lease
@@ -37,6 +36,7 @@ from sparklog.storage.store import Store, key_kind
 from sparklog.testing.world import DAY_MS, HOUR_MS, MINUTE_MS, World
 from sparklog.testing.wrapper_stores import CountingStore
 from tests.support.counted_root import Bucket
+from tests.support.inline_bytes import inline_records_of
 
 JOBS: dict[str, tuple[int, Callable[[Root, Settings], Any]]] = {
     COMPACT: (7 * MINUTE_MS, lambda root, settings: compact_root(root, settings, InProcess())),

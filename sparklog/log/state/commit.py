@@ -15,11 +15,21 @@ A commit object has up to three sections, without gaps:
 If there are inline records, one of the `files` has the path "", and its positions are relative to section 3.
 `decode_commit` converts it to a regular file: it gets the path of the commit, the size of the entire object, and
 positions relative to the start of the object.
+
+Most attributes have the names of their fields. The following names differ, because the fields were named first:
+
+| field               | attribute                           | meaning                                              |
+|---------------------|-------------------------------------|------------------------------------------------------|
+| `carried`           | `Commit.embedded`                   | copies of earlier commits                            |
+| `earlierPartitions` | `Changes.previous_partition_counts` | partition counts before this commit                  |
+| `cleanedThrough`    | `Edit.first_dirty_offset`           | where cleaning continues                             |
+| `bytes`             | `nbytes`                            | a size                                               |
+
+`Changes.holds` are leases (`VersionLease`), and `Txn.n` is the number of a transaction of its id.
 """
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate, repeat
@@ -70,19 +80,25 @@ from sparklog.log.state.kafka_source import (
 from sparklog.log.state.slices import INLINE_PATH, Content, FileSlices
 from sparklog.storage.store import MAX_DOCUMENT
 
-OPS = CREATE, DELETE, APPEND, IMPORT, ALTER, DELETE_RECORDS, RETAIN, MERGE, SEAL, COMPACT, TAKEOVER, MAINTAIN = (
-    "create", "delete", "append", "import", "alter", "delete-records",
-    "retain", "merge", "seal", "compact", "takeover", "maintain",
-)  # fmt: skip
+CREATE = "create"
+DELETE = "delete"
+APPEND = "append"
+IMPORT = "import"
+ALTER = "alter"
+DELETE_RECORDS = "delete-records"
+RETAIN = "retain"
+MERGE = "merge"
+SEAL = "seal"
+COMPACT = "compact"
+TAKEOVER = "takeover"
+MAINTAIN = "maintain"
+OPS = (CREATE, DELETE, APPEND, IMPORT, ALTER, DELETE_RECORDS, RETAIN, MERGE, SEAL, COMPACT, TAKEOVER, MAINTAIN)
 COPYING_OPS = (CREATE, IMPORT)
 """Ops that add entire partitions and copy their offsets: `create` (of a clone) and `import`."""
 INLINE_CONFIG = "inline.records.bytes"
 CARRIED_CONFIG = "carried.commits"
 MAX_EMBEDDED = 127
 """The maximum number of earlier commits whose documents a commit contains."""
-_EMBEDDED_SIZE = re.compile(rb'"carried":{"commits":\d+,"bytes":(\d+),"crc":\d+}')
-"""Finds the size of the embedded documents in a document. JSON strings do not match, because their quotes are escaped.
-"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,6 +212,18 @@ class Changes:
     Changes and commits are mutable until they are published: `embed_commits` and `decode_commit` complete a commit
     before other code uses it, and the commit does not change afterwards. They are not frozen, because creating a frozen
     object takes three times as long, and a read of a thousand topics creates thousands of commits.
+
+    * `writer`: the batch that the commit appends; `writers`: the batches of Kafka producers
+    * `files`, `inline`: the added slices, and the records that the commit object contains
+    * `remove`, `edits`: the slices that the added slices replace
+    * `log_starts`: the new log start offset by partition
+    * `configs`: the new values by config; None resets a config to its default
+    * `partitions`, `previous_partition_counts`: the new partition count, and earlier counts
+    * `txn`: the open transaction of the added slices; `resolved`: decisions on transactions
+    * `kafka_open`, `kafka_ended`, `kafka_source`: the state of an import from Kafka
+    * `holds`: new and renewed leases by name; None releases a lease
+    * `floor`: the new retention floor
+    * `expired`: the version of the registry entry of each writer that the commit removes
     """
 
     writer: Writer | None = None
@@ -226,13 +254,13 @@ class Commit(Changes):
     topic_id: str
     commit_id: str
     prev_crc: int | None
-    time_ms: int
+    time_ms: int  # the commit time, which never decreases; see `sparklog.log.journal.clocks`
     leader_epoch: int
     op: str
     read_features: tuple[str, ...] = ()
     write_features: tuple[str, ...] = ()
     clock_ms: int | None = None  # the writer's clock; None if it is equal to `time_ms`
-    clock_since: int | None = None  # see `sparklog.log.journal.clocks`
+    clock_since: int | None = None  # the latest version at which `created_ms` decreased
     embedded: EmbeddedCommits | None = None
     crc: int = field(default=0, compare=False)  # CRC-32C of the stored object; 0 before the commit is encoded
     nbytes: int = field(default=0, compare=False)  # size of the document
@@ -391,15 +419,11 @@ def features_of(changes: Changes, op: str) -> tuple[str, ...]:
     return tuple(features)
 
 
-def embed_commits(commit: Commit, embedded: EmbeddedCommits) -> Commit:
-    """Add copies of earlier documents, and their feature, to a commit that has not been published yet.
-
-    Return the commit.
-    """
+def embed_commits(commit: Commit, embedded: EmbeddedCommits) -> None:
+    """Add copies of earlier documents, and their feature, to a commit that has not been published yet."""
     commit.embedded = embedded
     commit.read_features = tuple(sorted({*commit.read_features, CARRIED_COMMITS}))
     commit.write_features = tuple(sorted({*commit.write_features, CARRIED_COMMITS}))
-    return commit
 
 
 def encode_commit(commit: Commit) -> bytes:
@@ -445,11 +469,10 @@ def decode_commit(data: bytes, key: str, version: int, *, check_sections: bool =
     return Commit(**attributes, crc=crc, nbytes=nbytes)
 
 
-def inline_records_of(data: bytes) -> bytes:
-    """Return the inline records of a commit object. The result is empty if the commit has no inline records."""
-    document = document_of(data)
-    embedded = _EMBEDDED_SIZE.search(document)
-    return data[len(document) + (int(embedded[1]) if embedded else 0) :]
+def has_inline_records(data: bytes) -> bool:
+    """Return True if a commit object contains inline records. The object may be damaged, or may not be a commit."""
+    # This does not match inside of a JSON string, because the quotes in a string are escaped.
+    return b'"inline":{' in document_of(data)
 
 
 def _check_parts(parts: Sequence[EmbeddedCommits | InlineRecords], rest: memoryview, key: str) -> None:
@@ -472,9 +495,10 @@ def _check_inline(item: Fields, files: Sequence[FileSlices], inline: InlineRecor
         raise item.bad(
             "inline", f"present if and only if there is one file without a path (there are {len(inline_files)})"
         )
-    for file in inline_files:
-        if not file.position and inline and file.size == inline.nbytes == sum(file.nbytes) + file.footer_length:
-            continue
+    if inline is None:
+        return
+    (file,) = inline_files
+    if file.position or not file.size == inline.nbytes == sum(file.nbytes) + file.footer_length:
         raise item.bad("inline", f"as large as its file ({file.size} bytes), without gaps between slices and footer")
 
 

@@ -274,7 +274,9 @@ class CommitLog(Journal[LogState, Commit, "Draft"]):
         embedded = (
             self._documents.copies_for(commit.version, state.crc, max_commits, max_bytes) if max_commits else None
         )
-        return encode_commit(commit if embedded is None else embed_commits(commit, embedded))
+        if embedded is not None:
+            embed_commits(commit, embedded)
+        return encode_commit(commit)
 
     def _check(self, state: LogState, entry: Commit) -> None:
         after = state.topic_state.apply(entry)

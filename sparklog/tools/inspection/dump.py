@@ -33,7 +33,7 @@ from sparklog.errors import Corrupt
 from sparklog.format import checkpoint_files
 from sparklog.format.append_file import WrittenSlice, read_footer
 from sparklog.log.journal.documents import checksum_holds, document_of
-from sparklog.log.state.commit import inline_records_of
+from sparklog.log.state.commit import has_inline_records
 from sparklog.tools.inspection import dump_index
 from sparklog.tools.inspection.dump_batches import LogOptions, OffsetGaps, log_rows
 from sparklog.tools.inspection.dump_index import GAP, Findings, IndexOptions
@@ -196,7 +196,7 @@ def _rows(source: DumpFile, options: DumpOptions, findings: Findings) -> Iterato
         case "snapshot":
             return dump_index.snapshot_rows(source)
         case "json":
-            inline_rows = _slice_rows(source, options.log) if inline_records_of(source.read()) else ()
+            inline_rows = _slice_rows(source, options.log) if has_inline_records(source.read()) else ()
             return chain(json_rows(source), inline_rows)
         case "arrow":
             return table_rows(source)

@@ -180,7 +180,7 @@ def what_a_listing_shows(patch: Patch) -> None:
 
 def no_feature_for_copies(patch: Patch) -> None:
     """A commit that carries documents does not say so: older software would take it for damage."""
-    patch.setattr(commit_log, "embed_commits", lambda made, embedded: replace(made, embedded=embedded))
+    patch.setattr(commit_log, "embed_commits", lambda made, embedded: setattr(made, "embedded", embedded))
     real = commit_intents.features_of
     patch.setattr(commit_intents, "features_of", lambda changes, op: real(changes, op) if op == CREATE else ())
 

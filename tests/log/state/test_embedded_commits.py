@@ -254,9 +254,8 @@ def forged(world: World, number: int, change: Callable[[Commit], Commit]) -> Non
     lines = [change(decode_commit(line, key, at, check_sections=False)) for at, line in lines_before(world, number)]
     data = stored(world, number)
     commit = replace(decode_commit(data, key, number), embedded=None)
-    data = encode_commit(
-        embed_commits(commit, encode_embedded([encode_commit(replace(line, embedded=None)) for line in lines]))
-    )
+    embed_commits(commit, encode_embedded([encode_commit(replace(line, embedded=None)) for line in lines]))
+    data = encode_commit(commit)
     replaced(world, number, data)
     crc = decode_commit(data, key, number).crc
     later = number + 1

@@ -24,7 +24,7 @@ from sparklog.log.journal.names import (
     path_read_version,
 )
 from sparklog.log.state import commit, commit_intents
-from sparklog.log.state.commit import decode_commit, inline_records_of
+from sparklog.log.state.commit import decode_commit
 from sparklog.log.state.configs import TopicConfigs
 from sparklog.log.state.embedded_commits import RECENT_RECORDS, RecentRecords
 from sparklog.log.topic.topic import Topic
@@ -44,6 +44,7 @@ from sparklog.testing.wrapper_stores import CountingStore
 from sparklog.tools.verification.run import verify_root
 from sparklog.transactions.producer import transactional
 from tests.support.compaction import compact_topic
+from tests.support.inline_bytes import inline_records_of
 
 BOUND = 4096
 
