@@ -215,15 +215,17 @@ class DecisionLog(EntryLog["Decisions"]):
         return None, above.number
 
     def _entry(self, number: int) -> Decisions | None:
-        """Read an entry. Return None if it is deleted, hidden or damaged."""
-        data = self._numbered.read(number)
-        if data is None:
-            return None
-        try:
-            return self._decode(data, self.key(number), number)
-        except (Corrupt, BadRequest) as error:
-            _LOG.warning("skipping entry %s of %s: %s", number, self.title, error)
-            return None
+        """Read an entry. Return None if it is deleted or hidden, or damaged in two reads."""
+        for is_last in (False, True):
+            data = self._numbered.read(number)
+            if data is None:
+                return None
+            try:
+                return self._decode(data, self.key(number), number)
+            except (Corrupt, BadRequest) as error:
+                if is_last:
+                    _LOG.warning("skipping entry %s of %s: %s", number, self.title, error)
+        return None
 
 
 class DecisionLogs:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import partial
+from typing import Any
 
 import pytest
 
@@ -22,7 +23,7 @@ from sparklog.storage.memory import MemoryStore
 from sparklog.storage.store import Store
 from sparklog.testing.faulty_store import Fault, FaultKind, FaultyStore, Script
 from sparklog.testing.world import HOUR_MS, World
-from sparklog.testing.wrapper_stores import CountingStore
+from sparklog.testing.wrapper_stores import CountingStore, HookedStore
 from sparklog.transactions.producer import transactional
 from tests.support.records import rows
 
@@ -245,6 +246,29 @@ def test_a_pruned_outcome_is_found_in_the_entry_that_decided_it() -> None:
         store.expect_at_most(get=14)
         assert log.outcome(n) is found
     assert store.counts["get"] <= 14
+
+
+def test_an_outcome_is_found_although_each_entry_is_damaged_in_its_first_read() -> None:
+    """Otherwise, the transaction would count as open, and the last stable offset would go back."""
+    world = World()
+    committed = history(log_of(world, world.store))
+    seen = set[str]()
+
+    def damaged(verb: str, key: str, result: Any) -> Any:
+        if verb != "get" or key in seen:
+            return result
+        seen.add(key)
+        return bytes(len(result))
+
+    store = HookedStore(world.store)
+    log = log_of(world, store)
+    log.refresh()
+    store.after = damaged
+    for n in (2, 7, 20):
+        seen.clear()
+        found = log.outcome(n)
+        assert found is not None
+        assert (found.commit_of(n) is not None) == (n in committed)
 
 
 def test_an_unclear_transaction_is_aborted_after_entries_may_be_deleted() -> None:
