@@ -17,6 +17,8 @@ SESSION_TIMEOUT_MS = 45_000
 MAX_SESSION_TIMEOUT_MS = 86_400_000
 GROUP_SESSION_TIMEOUTS_MS = 6_000, 1_800_000
 """The default minimum and maximum session timeout of group members in `sparklog serve`, as in a broker."""
+CONSUMER_HEARTBEAT_INTERVAL_MS = 5_000
+"""The heartbeat interval of members of the consumer protocol in `sparklog serve`, as in a broker."""
 MAX_CONNECTIONS_PER_IP = 500
 """The default maximum number of connections from one address in `sparklog serve`."""
 DEFAULT_TRANSACTION_TIMEOUT_MS = 60_000

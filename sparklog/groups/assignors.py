@@ -1,4 +1,4 @@
-"""Kafka's partition assignors: `range`, `roundrobin`, `sticky` and `cooperative-sticky`.
+"""Kafka's partition assignors: `range`, `roundrobin`, `sticky`, `cooperative-sticky` and `uniform`.
 
 An assignor is a pure function of the topics and of the members, in the order of the group. Assignors ignore racks. The
 sticky assignors differ from Kafka's in three corner cases (see docs/design/differences.md).
@@ -8,6 +8,9 @@ possible. As in Kafka, there are two algorithms. If all members subscribe to the
 differ by at most one, and as few partitions as possible move. If the subscriptions differ, each unassigned partition is
 assigned to the subscriber of its topic that has the fewest partitions. Then single partitions move from larger to
 smaller members until no move improves the balance.
+
+`uniform` is the default assignor of the consumer protocol (KIP-848), and balances the number of partitions, too. If all
+members subscribe to the same topics, it is Kafka's algorithm; otherwise it assigns partitions like `sticky`.
 
 Two choices depend on the iteration order of Java's hash tables, as in Kafka's code. The first choice is which members
 keep one partition more than the others. The second is which of several partitions moves back to its original owner.
@@ -20,10 +23,10 @@ from __future__ import annotations
 
 from bisect import bisect_left, insort
 from collections import Counter, deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
-from itertools import cycle
+from itertools import cycle, islice
 from typing import TypeVar
 
 from sparklog.errors import BadRequest, shortened
@@ -31,6 +34,9 @@ from sparklog.format.checkpoint_files import TopicPartition
 
 COOPERATIVE_STICKY = "cooperative-sticky"
 ASSIGNORS = ("range", "roundrobin", "sticky", COOPERATIVE_STICKY)
+UNIFORM = "uniform"
+SERVER_ASSIGNORS = (UNIFORM, "range")
+"""The assignors of the consumer protocol (KIP-848), in Kafka's order. The first is the default."""
 ALL = "all"
 """The assignor of an exclusive owner, which assigns all partitions to this member. See `group_members`."""
 
@@ -55,7 +61,8 @@ def assign(
     """Divide partitions among all members of a group.
 
     Args:
-        assignor: One of `ASSIGNORS`. `cooperative-sticky` returns the final assignment, as `sticky` does.
+        assignor: One of `ASSIGNORS` or `SERVER_ASSIGNORS`. `cooperative-sticky` returns the final assignment, as
+            `sticky` does.
         partitions: The number of partitions of each existing topic.
 
     Returns:
@@ -64,7 +71,7 @@ def assign(
     Raises:
         BadRequest: If the assignor does not exist, or if two members have the same id.
     """
-    if assignor not in ASSIGNORS:
+    if assignor not in (*ASSIGNORS, UNIFORM):
         raise BadRequest(f"the assignor must be one of {', '.join(ASSIGNORS)}, found {shortened(assignor)}")
     topics = {member.member_id: frozenset(member.topics) for member in members}
     if len(topics) < len(members):
@@ -73,7 +80,9 @@ def assign(
     counts = {topic: count for topic, count in partitions.items() if count > 0 and topic in subscribed}
     if not counts:
         return dict.fromkeys(topics, ())
-    if assignor in ("sticky", "cooperative-sticky"):
+    if assignor == UNIFORM and len(set(topics.values())) == 1:
+        shares = _uniform_shares(topics, _owned(members, counts), counts)
+    elif assignor in ("sticky", COOPERATIVE_STICKY, UNIFORM):
         shares = sticky_assignment(topics, _owned(members, counts), counts)
     else:
         shares = {member: [] for member in topics}
@@ -123,6 +132,31 @@ def _round_robin(
         for number in range(counts[topic]):
             member = next(member for member in turns if topic in member.topics)
             yield member.member_id, (topic, number)
+
+
+def _uniform_shares(
+    members: Iterable[str], owned: Mapping[str, list[TopicPartition]], partitions: Mapping[str, int]
+) -> dict[str, list[TopicPartition]]:
+    """Return the assignment of `uniform` if all members have the same subscription.
+
+    Members in the order of Kafka's hash table keep as many of their partitions as their quota allows. Then they get
+    the next free partitions until they have reached their quotas.
+    """
+    ordered = _table_order({member: string_hash(member) for member in members})
+    low, extra = divmod(sum(partitions.values()), len(ordered))
+    quotas = {member: low + (index < extra) for index, member in enumerate(ordered)}
+    before = {partition for share in owned.values() for partition in share}
+    everything = ((topic, number) for topic in sorted(partitions) for number in range(partitions[topic]))
+    free = [partition for partition in everything if partition not in before]
+    shares = {}
+    for member, quota in quotas.items():
+        share = sorted(owned[member])
+        shares[member] = share[:quota]
+        free += share[quota:]
+    next_free = iter(free)
+    for member, quota in quotas.items():
+        shares[member] += islice(next_free, quota - len(shares[member]))
+    return shares
 
 
 _Key = TypeVar("_Key")

@@ -16,7 +16,7 @@ from sparklog.format.checkpoint_files import TopicPartition
 from sparklog.groups import group_steps as steps
 from sparklog.groups.assignors import ALL
 from sparklog.groups.group_journal import GroupJournal, Offsets
-from sparklog.groups.group_members import GroupMember
+from sparklog.groups.group_members import GroupMember, Partitions
 from sparklog.groups.group_state import (
     NO_EPOCH,
     CommittedOffset,
@@ -36,6 +36,8 @@ EMPTY, STABLE, RECONCILING, DEAD = "Empty", "Stable", "Reconciling", "Dead"
 
 Empty: no members. Stable: members. Reconciling: partitions are moving between members. Dead: the group does not exist.
 """
+CLASSIC, CONSUMER = "classic", "consumer"
+"""Kafka's names of group types."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +56,11 @@ class GroupDescription:
     """Offsets that undecided transactions have prepared: (transactional id, n, topic, partition, offset)."""
     members: tuple[GroupMember, ...] = ()
     """The members of the group, if it is active."""
+
+    @property
+    def type(self) -> str:
+        """Kafka's type of the group: "consumer" if it has members of the consumer protocol, else "classic"."""
+        return CONSUMER if any(member.consumer is not None for member in self.members) else CLASSIC
 
     @property
     def is_active(self) -> bool:
@@ -176,6 +183,11 @@ class Group(GroupJournal):
         expired = {} if owner is not None else MemberLeases(self).expired(state, read_store=True)
         return self._join(members, partitions, expired, owner)
 
+    def move(self, member_id: str, epoch: int, owned: Partitions | None) -> Membership:
+        """Continue a member of the consumer protocol that another process has added. See `group_steps.move`."""
+        state = self.write(lambda base: steps.move(base, member_id, epoch, owned))
+        return self._membership(state, member_id)
+
     def _join(
         self,
         members: Sequence[GroupMember],
@@ -193,18 +205,17 @@ class Group(GroupJournal):
 
         state = self.write(step)
         self.resolve_pending()
-        now = self.root.env.now()
-        return [
-            Membership(self, self._joined(state, member), member.session_timeout_ms, now, state) for member in members
-        ]
+        return [self._membership(state, member.id) for member in members]
 
-    def _joined(self, state: GroupState, member: GroupMember) -> GroupMetadata:
-        joined = state.member(member.id)
+    def _membership(self, state: GroupState, member_id: str) -> Membership:
+        """Return the membership of a member that this process has just added."""
+        joined = state.member(member_id)
         if joined is None:
             # Another thread of this process has changed the group in the same entry.
-            steps.check_member(state, GroupMetadata(self.id, state.generation, member.id))
+            steps.check_member(state, GroupMetadata(self.id, state.generation, member_id))
         assert joined is not None
-        return GroupMetadata(self.id, joined.generation, joined.id)
+        metadata = GroupMetadata(self.id, joined.generation, joined.id)
+        return Membership(self, metadata, joined.session_timeout_ms, self.root.env.now(), state)
 
     # -- operations of administrators
 

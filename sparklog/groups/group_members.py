@@ -23,7 +23,9 @@ themselves. The server also lists the assignors that all of its clients support.
 assignors, the member is added to the group, but owns nothing until the server has replaced itself with its clients, as
 ordinary members.
 
-A consumer group of KIP-848 has the same structure: members, and an assignor that runs with each change of the members.
+**Members of the consumer protocol** (KIP-848) have the field `consumer`. The group is then a consumer group in Kafka's
+sense. Its assignor is one of `SERVER_ASSIGNORS` that most of these members request, also for the other members, as in
+Kafka. The other members still need an assignor in common, because these members may leave first. See `consumer_member`.
 """
 
 from __future__ import annotations
@@ -36,11 +38,35 @@ from operator import itemgetter
 
 from sparklog.errors import Conflict
 from sparklog.format.checkpoint_files import TopicPartition
-from sparklog.groups.assignors import ALL, ASSIGNORS, MemberSubscription, assign
-from sparklog.log.journal.documents import INT32_MAX, TEXT, TEXTS, Document, Fields, Member, MemberKind, members, whole
+from sparklog.groups.assignors import ALL, ASSIGNORS, SERVER_ASSIGNORS, UNIFORM, MemberSubscription, assign
+from sparklog.log.journal.documents import (
+    BOOLEAN,
+    INT32_MAX,
+    TEXT,
+    TEXTS,
+    Document,
+    Fields,
+    Member,
+    MemberKind,
+    members,
+    object_of,
+    whole,
+)
 from sparklog.log.journal.names import MAX_PARTITIONS
 
 Partitions = frozenset[TopicPartition]
+
+
+@dataclass(frozen=True, slots=True)
+class ConsumerProtocol:
+    """What a member of the consumer protocol (KIP-848) has sent in addition to the fields of all members."""
+
+    topic_names: tuple[str, ...]  # the member's `topics` also contain those that match the regular expression
+    topic_regex: str | None
+    rebalance_timeout_ms: int
+    rack_id: str | None = None
+    previous_epoch: int = 0  # the epoch of the request with which the member's generation started
+    has_left: bool = False  # True for a static member that has left with epoch -2 and will rejoin
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +85,7 @@ class GroupMember:
     owned: Partitions = frozenset()
     revoked: Partitions = frozenset()
     awaited: Partitions = frozenset()
+    consumer: ConsumerProtocol | None = None  # None for members of other protocols
 
     @property
     def is_exclusive(self) -> bool:
@@ -70,14 +97,29 @@ class GroupMember:
         """True if the member owns exactly the partitions that the assignor has assigned to it."""
         return not self.revoked and not self.awaited
 
+    @property
+    def assigned(self) -> Partitions:
+        """The partitions that a server returns to its client."""
+        return self.owned - self.revoked
+
+    @property
+    def target(self) -> Partitions:
+        """The partitions that the assignor has assigned to the member."""
+        return self.assigned | self.awaited
+
 
 def rebalanced(members: Sequence[GroupMember], partitions: Mapping[str, int]) -> tuple[GroupMember, ...]:
     """Run the assignor and assign free partitions. Raises `Conflict` if the members have no common assignor."""
     sharing = [member for member in members if not member.is_exclusive]
     if not sharing:
         return tuple(members)
-    subscriptions = [MemberSubscription(m.id, m.instance_id, m.topics, tuple(sorted(m.owned))) for m in sharing]
-    targets = assign(common_assignor(members), subscriptions, partitions)
+    assignor = group_assignor(members)
+    subscriptions = [
+        # As in Kafka, `uniform` starts from the previous result, whether or not its partitions have moved yet.
+        MemberSubscription(m.id, m.instance_id, m.topics, tuple(sorted(m.target if assignor == UNIFORM else m.owned)))
+        for m in sharing
+    ]
+    targets = assign(assignor, subscriptions, partitions)
     owners = [member for member in members if member.is_exclusive]
     return assign_free_partitions(
         [*owners, *(_with_target(member, frozenset(targets[member.id])) for member in sharing)]
@@ -123,11 +165,22 @@ def _with_free(member: GroupMember, owned: Set[TopicPartition]) -> GroupMember:
     return replace(member, owned=member.owned | free, awaited=member.awaited - free) if free else member
 
 
+def group_assignor(members: Sequence[GroupMember]) -> str:
+    """Return the assignor of a group. Raises `Conflict` if members of other protocols have no common assignor."""
+    consumers = [member for member in members if member.consumer is not None]
+    common = common_assignor(members) if len(consumers) < len(members) else UNIFORM
+    if not consumers:
+        return common
+    votes = Counter(member.assignors[0] for member in consumers if member.assignors)
+    return max(SERVER_ASSIGNORS, key=lambda name: votes[name])
+
+
 def common_assignor(members: Sequence[GroupMember]) -> str:
     """Return the common assignor that most members prefer, as a broker does.
 
-    Raises `Conflict` if there is no common assignor.
+    Members of the consumer protocol do not count. Raises `Conflict` if there is no common assignor.
     """
+    members = [member for member in members if member.consumer is None]
     common = set(ASSIGNORS).intersection(*(member.assignors for member in members))
     if not common:
         names = ([name for name in member.assignors if name != ALL] for member in members)
@@ -174,6 +227,15 @@ def by_topic(partitions: Iterable[TopicPartition]) -> dict[str, list[int]]:
 PARTITIONS_BY_TOPIC = MemberKind(_read_partitions, by_topic)
 """`{"topic": [partitions]}`"""
 
+CONSUMER_JSON = Document(
+    ConsumerProtocol,
+    Member("topicNames", TEXTS),
+    Member("topicRegex", TEXT, nullable=True),
+    Member("rebalanceTimeoutMs", whole(0, INT32_MAX)),
+    Member("rackId", TEXT, nullable=True),
+    Member("previousEpoch", whole(0, INT32_MAX)),
+    Member("hasLeft", BOOLEAN),
+)
 MEMBER_JSON = Document(
     GroupMember,
     Member("id", TEXT),
@@ -185,6 +247,7 @@ MEMBER_JSON = Document(
     Member("seen", whole(0)),
     Member("owned", PARTITIONS_BY_TOPIC),
     *members(PARTITIONS_BY_TOPIC, "revoked", "awaited", optional=True),
+    Member("consumer", object_of(CONSUMER_JSON), optional=True),
 )
 
 

@@ -17,9 +17,10 @@ from dataclasses import replace
 from typing import Any
 
 from sparklog.common.reached import reached
-from sparklog.errors import Fenced
+from sparklog.errors import Conflict, Fenced
 from sparklog.groups.assignors import ALL
 from sparklog.groups.group_members import (
+    ConsumerProtocol,
     GroupMember,
     Partitions,
     after_revocation,
@@ -38,10 +39,23 @@ from sparklog.groups.group_state import (
     topic_offsets,
     without,
 )
-from sparklog.log.journal.documents import GROUP_MEMBERS, LISTED_OWNERS
+from sparklog.log.journal.documents import CONSUMER_PROTOCOL, GROUP_MEMBERS, LISTED_OWNERS
 
 Expired = Mapping[str, int]
 """The ids of members whose session timed out, with the number of each member's latest heartbeat entry."""
+
+
+class EpochMismatch(Fenced):
+    """The epoch of a request is not that of the member of the consumer protocol."""
+
+    @classmethod
+    def of(cls, group: str, member_id: str, epoch: int, expected: int) -> EpochMismatch:
+        return cls(f"member {member_id} of group '{group}' has epoch {expected}; the request has epoch {epoch}")
+
+
+class UnreleasedInstance(Conflict):
+    """Another member has the instance id of a static member that joins, and has not left."""
+
 
 # -- steps of members
 
@@ -55,8 +69,9 @@ def join(
 ) -> GroupState:
     """Add members, remove expired members, and run the assignor.
 
-    A static member replaces the member that has the same instance id, and keeps its partitions. An exclusive owner
-    replaces the previous exclusive owner. `is_excluded` lists the members that cannot be in the same group.
+    A static member replaces the member that has the same instance id, and keeps its partitions. With the consumer
+    protocol, the previous member must have left. An exclusive owner replaces the previous exclusive owner.
+    `is_excluded` lists the members that cannot be in the same group.
 
     Args:
         owner: The exclusive owner that the joining members replace. The members are its clients, to which it has
@@ -65,6 +80,7 @@ def join(
     Raises:
         Conflict: If the members have no common assignor.
         Fenced: If `owner` is no longer the owner, because other members may have committed the records that it read.
+        UnreleasedInstance: If a member of the consumer protocol has the instance id of another one that has not left.
     """
     if owner is not None:
         check_member(state, owner)
@@ -77,12 +93,22 @@ def join(
     for member in joining:
         before = None if member.instance_id is None else static.get(member.instance_id)
         if before is not None:
+            if is_unreleased(before, member) and expired.get(before.id) != before.seen:
+                raise UnreleasedInstance(
+                    f"member {member.id} with instance id {member.instance_id} cannot join group '{state.id}', because "
+                    f"member {before.id} has this instance id; stop this member, or set another group.instance.id"
+                )
             reached("groups: a static member replaces the previous member")
-        owned = member.owned if before is None else before.owned
-        members.append(replace(member, generation=generation, seen=number, owned=owned))
+            member = replace(member, owned=before.owned, revoked=before.revoked, awaited=before.awaited)
+        members.append(replace(member, generation=generation, seen=number))
     # Pending offsets of a replaced member stay pending without a member, so they are aborted.
     remaining = _without_senders(state, {item.id for item in state.members} - {item.id for item in others})
     return _with_members(replace(remaining, deleted=False), "join", members, partitions)
+
+
+def is_unreleased(before: GroupMember, member: GroupMember) -> bool:
+    """Return True if a static member still has an instance id with which another member joins."""
+    return before.consumer is not None and member.consumer is not None and not before.consumer.has_left
 
 
 def is_excluded(state: GroupState, member: GroupMember, expired: Expired) -> bool:
@@ -138,6 +164,50 @@ def leave(state: GroupState, member: GroupMetadata) -> GroupState | None:
     return _with_members(remaining, "leave", without_members(state.members, [member.member_id]), {})
 
 
+def leave_temporarily(state: GroupState, member: GroupMetadata) -> GroupState | None:
+    """Record that a static member of the consumer protocol will rejoin within its session timeout.
+
+    Until then, no other member gets its partitions, except those that it must revoke.
+    """
+    if not is_member(state, member):
+        return None
+    item = state.member(member.member_id)
+    assert item is not None
+    assert item.consumer is not None
+    left = after_revocation(item, item.revoked, item.generation)
+    left = replace(left, consumer=replace(item.consumer, has_left=True))
+    members = assign_free_partitions([left if other is item else other for other in state.members])
+    return _by_member(replace(state, members=members), "leave", member)
+
+
+def move(state: GroupState, member_id: str, epoch: int, owned: Partitions | None) -> GroupState:
+    """Continue a member of the consumer protocol in another process. Its previous process is fenced.
+
+    Args:
+        epoch: The epoch of the client's request.
+        owned: The partitions in the client's request.
+
+    Raises:
+        Fenced: If the member was removed from the group.
+        EpochMismatch: If the epoch is not that of the member. As in Kafka, the previous epoch is accepted if the client
+            owns only partitions that are assigned to it, because the response with the new epoch may have been lost.
+    """
+    item = state.member(member_id)
+    if item is None or item.consumer is None:
+        raise Fenced(f"member {member_id} was removed from group '{state.id}'; join again")
+    is_previous = epoch == item.consumer.previous_epoch and owned is not None and owned <= item.assigned
+    is_current = item.generation <= epoch <= state.generation and not item.consumer.has_left
+    if epoch != 0 and not is_current and not is_previous:
+        raise EpochMismatch.of(state.id, member_id, epoch, item.generation)
+    reached("groups: a member of the consumer protocol moves to another server")
+    generation = _next_generation(state)
+    moved = replace(item, generation=generation, consumer=replace(item.consumer, previous_epoch=epoch, has_left=False))
+    after = replace(
+        state, generation=generation, members=tuple(moved if other is item else other for other in state.members)
+    )
+    return _by_member(after, "join", GroupMetadata(state.id, generation, member_id))
+
+
 def commit(state: GroupState, member: GroupMetadata, offsets: Sequence[TopicOffsets]) -> GroupState:
     check_member(state, member, offsets)
     return _by_member(state, "commit", member, **_with(state, offsets))
@@ -162,12 +232,18 @@ def subscribe(
     topics: Sequence[str],
     partitions: Mapping[str, int],
     assignors: Sequence[str] | None = None,
+    consumer: ConsumerProtocol | None = None,
 ) -> GroupState | None:
-    """Change the topics and assignors of a member, or the numbers of partitions. Return None if nothing changes."""
+    """Change the topics and settings of a member, or the numbers of partitions. Return None if nothing changes."""
     check_member(state, member)
     item = state.member(member.member_id)
     assert item is not None
-    changed = replace(item, topics=tuple(topics), assignors=item.assignors if assignors is None else tuple(assignors))
+    changed = replace(
+        item,
+        topics=tuple(topics),
+        assignors=item.assignors if assignors is None else tuple(assignors),
+        consumer=item.consumer if consumer is None else consumer,
+    )
     seen = replace(changed, seen=state.number + 1)
     members = [seen if other is item else other for other in state.members]
     if changed == item and subscribed_partitions(members, {**state.partitions, **partitions}) == state.partitions:
@@ -175,14 +251,24 @@ def subscribe(
     return _with_members(state, "subscribe", members, partitions)
 
 
-def revoke(state: GroupState, member: GroupMetadata, partitions: Partitions) -> GroupState:
-    """Release partitions that the member no longer reads. From this entry on, the members that await them own them."""
+def revoke(state: GroupState, member: GroupMetadata, partitions: Partitions, epoch: int | None = None) -> GroupState:
+    """Release partitions that the member no longer reads. From this entry on, the members that await them own them.
+
+    Args:
+        epoch: The epoch of the request of a member of the consumer protocol.
+    """
     check_member(state, member)
+    item = state.member(member.member_id)
+    assert item is not None
     generation = _next_generation(state)
-    members = tuple(
-        after_revocation(item, partitions, generation) if item.id == member.member_id else item
-        for item in state.members
-    )
+    if item.consumer is not None:
+        # As in Kafka, a member that has revoked all partitions continues with the epoch of the assignment. Every
+        # assignment starts a generation, so this epoch is higher than the member's generation.
+        if partitions >= item.revoked and item.generation < state.generation:
+            generation = state.generation
+        item = replace(item, consumer=replace(item.consumer, previous_epoch=epoch or 0))
+    released = after_revocation(item, partitions, generation)
+    members = [released if other.id == item.id else other for other in state.members]
     after = replace(state, generation=generation, members=assign_free_partitions(members))
     return _by_member(after, "revoke", replace(member, generation=generation))
 
@@ -225,8 +311,10 @@ def _with_features(state: GroupState) -> GroupState:
     needed: tuple[str, ...] = (GROUP_MEMBERS,) if state.listed_members else ()
     if any(item.is_exclusive for item in state.listed_members):
         needed = (*needed, LISTED_OWNERS)
+    if any(item.consumer is not None for item in state.listed_members):
+        needed = (*needed, CONSUMER_PROTOCOL)
     read, write = (
-        (*(name for name in names if name not in (GROUP_MEMBERS, LISTED_OWNERS)), *needed)
+        (*(name for name in names if name not in (GROUP_MEMBERS, LISTED_OWNERS, CONSUMER_PROTOCOL)), *needed)
         for names in (state.read_features, state.write_features)
     )
     return replace(state, read_features=read, write_features=write)

@@ -24,7 +24,7 @@ from sparklog.errors import BadRequest, shortened
 from sparklog.groups import group_steps as steps
 from sparklog.groups.assignors import ASSIGNORS, COOPERATIVE_STICKY
 from sparklog.groups.group_journal import GroupJournal, Offsets
-from sparklog.groups.group_members import GroupMember, Partitions
+from sparklog.groups.group_members import ConsumerProtocol, GroupMember, Partitions
 from sparklog.groups.group_state import GroupMetadata, GroupState
 from sparklog.limits import MAX_SESSION_TIMEOUT_MS, SESSION_TIMEOUT_MS
 from sparklog.log.journal.clocks import ClockReading
@@ -229,20 +229,29 @@ class Membership:
         checked = self.group.checked(offsets, self.topic_ids, refresh=refresh)
         self._write(lambda base: steps.commit(base, self.metadata, checked))
 
-    def revoke(self, partitions: Partitions | None = None) -> None:
-        """Release partitions whose offsets have been committed, or the revoked partitions if `partitions` is None."""
+    def revoke(self, partitions: Partitions | None = None, epoch: int | None = None) -> None:
+        """Release partitions whose offsets have been committed (None: the revoked partitions).
+
+        `epoch` is that of the request of a client of the consumer protocol.
+        """
         revoked = self.member.revoked if partitions is None else partitions
-        state = self._write(lambda base: steps.revoke(base, self.metadata, revoked))
+        state = self._write(lambda base: steps.revoke(base, self.metadata, revoked, epoch))
         member = state.member(self.metadata.member_id)
         if member is not None:
             self.metadata = GroupMetadata(self.group.id, member.generation, member.id)
         self.apply(state)
 
     def subscribe(
-        self, topics: Sequence[str], partitions: Mapping[str, int], assignors: Sequence[str] | None = None
+        self,
+        topics: Sequence[str],
+        partitions: Mapping[str, int],
+        assignors: Sequence[str] | None = None,
+        consumer: ConsumerProtocol | None = None,
     ) -> None:
-        """Change the topics and assignors of the member, or update the numbers of partitions."""
-        self.apply(self._write(lambda base: steps.subscribe(base, self.metadata, topics, partitions, assignors)))
+        """Change the topics and settings of the member, or update the numbers of partitions."""
+        self.apply(
+            self._write(lambda base: steps.subscribe(base, self.metadata, topics, partitions, assignors, consumer))
+        )
 
     def heartbeat(self, expired: steps.Expired | None = None) -> None:
         """Write a heartbeat for this member and the other members of its process, and remove expired members."""
@@ -272,12 +281,17 @@ class Membership:
         if expired or now.elapsed_ms(self.written) >= self.heartbeat_ms:
             self.heartbeat(expired)
 
-    def leave(self) -> None:
-        """Leave the group. Other members own the partitions immediately. Has no effect if the member was removed."""
+    def leave(self, *, temporarily: bool = False) -> None:
+        """Leave the group. Other members own the partitions immediately. Has no effect if the member was removed.
+
+        Args:
+            temporarily: A static member of the consumer protocol keeps its partitions until its session times out.
+        """
         memberships = _MEMBERSHIPS[self.group.log]
         if memberships.get(self.metadata.member_id) is self:
             del memberships[self.metadata.member_id]
-        self.group.write(lambda base: steps.leave(base, self.metadata))
+        step = steps.leave_temporarily if temporarily else steps.leave
+        self.group.write(lambda base: step(base, self.metadata))
 
     def _write(self, step: Step[GroupState]) -> GroupState:
         state = self.group.write(step)

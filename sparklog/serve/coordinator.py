@@ -22,8 +22,10 @@ from sparklog.groups.assignors import ALL
 from sparklog.groups.group import STABLE, Group
 from sparklog.groups.group_state import GroupMetadata, OffsetAndMetadata
 from sparklog.groups.membership import Membership
+from sparklog.limits import SESSION_TIMEOUT_MS
 from sparklog.log.topic.root import Root
 from sparklog.serve.codes import Code, CodeError
+from sparklog.serve.consumer_members import ConsumerClient, ConsumerMembers, GroupHeartbeat
 from sparklog.serve.group_members import GroupMembers, MemberState
 from sparklog.serve.options import Address
 from sparklog.serve.peers import Peers, ranking
@@ -43,11 +45,13 @@ Positions = dict[str, dict[int, OffsetAndMetadata]]
 class Coordinator:
     """Coordinates groups; see the module. `peers` are the servers of the root."""
 
-    def __init__(self, root: Root, peers: Peers, run: Runner) -> None:
+    def __init__(self, root: Root, peers: Peers, run: Runner, consumer_session_ms: int = SESSION_TIMEOUT_MS) -> None:
         self.root = root
+        self._consumer_session_ms = consumer_session_ms
         self._peers = peers
         self.run = run
         self._groups: dict[str, GroupMembers] = {}
+        self._consumers: dict[str, ConsumerMembers] = {}
         self._pending_commits: dict[tuple[str, int], tuple[Positions, asyncio.Task[None]]] = {}
         """For each group and generation, the offsets of the next entry and the task that writes the entry."""
         self._watching = asyncio.create_task(self._watch())
@@ -67,8 +71,26 @@ class Coordinator:
         owner = f"{INSTANCE}{self._peers.own}"
         return self.group(name).own(owner, session_timeout_ms=SESSION_MS, assignors=assignors, previous=previous)
 
+    def consumers(self, name: str) -> ConsumerMembers:
+        """Return the clients of the consumer protocol in a group that send their heartbeats to this server."""
+        if name not in self._consumers:
+            self._consumers[name] = ConsumerMembers(self.group(name), self.run, self._consumer_session_ms)
+        return self._consumers[name]
+
+    async def heartbeat(self, name: str, request: GroupHeartbeat) -> ConsumerClient:
+        """Process a heartbeat of the consumer protocol. Raises `CodeError`."""
+        consumers = self.consumers(name)
+        if request.member not in consumers.clients:
+            await self.check_owner(name)
+        client = await consumers.heartbeat(request)
+        exclusive = self.exclusive_members(name)
+        if exclusive is not None:
+            # The clients of the classic protocol become members in the journal.
+            await exclusive.share_group()
+        return client
+
     def local_members(self, name: str) -> GroupMembers | None:
-        """Return the members of a group, or None if this server has no clients in the group."""
+        """Return the members of a group, or None if this server has no clients of the classic protocol in the group."""
         members = self._groups.get(name)
         return members if members is not None and members.members else None
 
@@ -82,7 +104,9 @@ class Coordinator:
     async def owner(self, name: str) -> Address:
         """Return the server that coordinates a group."""
         peers = self._peers
-        if self.local_members(name) is not None or len(peers.nodes) == 1:
+        consumers = self._consumers.get(name)
+        has_clients = self.local_members(name) is not None or (consumers is not None and consumers.clients)
+        if has_clients or len(peers.nodes) == 1:
             return peers.own
         description = await self.run(self.group(name).description)
         holder = description.instance if description.state == STABLE else None
@@ -97,11 +121,13 @@ class Coordinator:
         if await self.owner(name) != self._peers.own:
             raise CodeError(Code.NOT_COORDINATOR)
 
-    def metadata_of(self, name: str, member: str, generation: int, instance: str | None) -> GroupMetadata | None:
+    async def metadata_of(self, name: str, member: str, generation: int, instance: str | None) -> GroupMetadata | None:
         """Return the membership of a client that sends offsets with a transaction; None: it is not a member.
 
         Raises `CodeError` if the client is not a member of the latest generation.
         """
+        if await self.has_consumer(name, member, generation):
+            return self.consumers(name).metadata_of(member)
         members = self.local_members(name)
         if members is None and generation >= 0:
             raise CodeError(Code.ILLEGAL_GENERATION)
@@ -113,6 +139,16 @@ class Coordinator:
         if membership is None:
             raise CodeError(Code.UNKNOWN_MEMBER_ID)
         return membership.metadata
+
+    async def has_consumer(self, name: str, member: str, epoch: int) -> bool:
+        """Return True if a request about offsets is from a member of the consumer protocol with this epoch.
+
+        Raises `CodeError` if the epoch is not that of the member.
+        """
+        local = self._groups.get(name)
+        if not member or (local is not None and member in local.members):
+            return False
+        return await self.consumers(name).check_member(member, epoch)
 
     async def commit(self, name: str, offsets: Positions, member: MemberState | None = None) -> None:
         """Commit offsets of a group. Raises `CodeError` if `member` does not belong to the latest generation."""
@@ -155,8 +191,20 @@ class Coordinator:
         """Send the heartbeats of groups, check for members of other processes, and evict empty groups."""
         for turn in count():
             await asyncio.sleep(POLL_SECONDS)
-            groups = list(self._groups.items())
-            await asyncio.gather(*(self._watch_group(name, members, turn) for name, members in groups))
+            groups, consumers = list(self._groups.items()), list(self._consumers.items())
+            await asyncio.gather(
+                *(self._watch_group(name, members, turn) for name, members in groups),
+                *(self._watch_consumers(name, clients, turn) for name, clients in consumers),
+            )
+
+    async def _watch_consumers(self, name: str, consumers: ConsumerMembers, turn: int) -> None:
+        if not consumers.clients:
+            del self._consumers[name]
+            return
+        try:
+            await consumers.refresh(turn)
+        except Exception as error:  # noqa: BLE001 - continue with the heartbeats of other groups
+            _LOG.warning("group %s: cannot send heartbeats: %s", name, error)
 
     async def _watch_group(self, name: str, members: GroupMembers, turn: int) -> None:
         membership = members.membership
@@ -179,6 +227,8 @@ class Coordinator:
         for members in self._groups.values():
             members.leave_shared()
             members.close(Code.NOT_COORDINATOR)
+        for consumers in self._consumers.values():
+            consumers.close()
 
 
 def _has_waiting_members(membership: Membership) -> bool:

@@ -45,7 +45,7 @@ from sparklog.groups.group_state import GroupMetadata
 from sparklog.groups.membership import Membership
 from sparklog.serve.codes import Code, CodeError
 from sparklog.serve.join_details import JoinDetails, common_assignors, shareable_assignors, subscription_in
-from sparklog.serve.shared_members import assignment_bytes, leave_journal, refresh_member, rejoin_journal
+from sparklog.serve.shared_members import assignment_bytes, leave_journal, refresh_membership, rejoin_journal
 
 EMPTY, PREPARING, COMPLETING, STABLE = "Empty", "PreparingRebalance", "CompletingRebalance", "Stable"
 FIRST_DELAY = 0.1
@@ -554,7 +554,7 @@ class GroupMembers:
             raise CodeError(Code.FENCED_INSTANCE_ID if is_replaced else Code.UNKNOWN_MEMBER_ID) from None
 
     async def _leave_shared(self, classic: ClassicMember) -> None:
-        await self.run(leave_journal, classic)
+        await self.run(leave_journal, classic.membership)
 
     async def refresh_shared(self, group: Group) -> None:
         """Read the group's journal, send the heartbeats that are due, and drop clients that are no longer members.
@@ -568,7 +568,7 @@ class GroupMembers:
                 continue
             async with member.call_lock:
                 try:
-                    await self.run(refresh_member, classic, state)
+                    await self.run(refresh_membership, classic.membership, state)
                     must_rejoin = classic.must_rejoin()
                 except Fenced:
                     self._drop_member(member)
@@ -581,7 +581,7 @@ class GroupMembers:
         """Remove all clients from the journal, because the server stops."""
         for member in list(self.members.values()):
             if member.classic is not None:
-                leave_journal(member.classic)
+                leave_journal(member.classic.membership)
 
 
 def _stop(timer: asyncio.TimerHandle | None) -> None:

@@ -13,7 +13,12 @@ from typing import TYPE_CHECKING
 
 from sparklog.common.parsing import is_digits
 from sparklog.errors import BadRequest
-from sparklog.limits import GROUP_SESSION_TIMEOUTS_MS, MAX_CONNECTIONS_PER_IP
+from sparklog.limits import (
+    CONSUMER_HEARTBEAT_INTERVAL_MS,
+    GROUP_SESSION_TIMEOUTS_MS,
+    MAX_CONNECTIONS_PER_IP,
+    SESSION_TIMEOUT_MS,
+)
 
 if TYPE_CHECKING:
     from sparklog.serve.users import User
@@ -119,6 +124,8 @@ class ServeOptions:
     * `auto_create`: create requested topics that do not exist
     * `session_timeouts_ms`: minimum and maximum session timeout of group members, like Kafka's
       `group.min.session.timeout.ms` and `group.max.session.timeout.ms`
+    * `consumer_session_ms`, `consumer_heartbeat_ms`: the session timeout and the heartbeat interval of members of the
+      consumer protocol, like Kafka's `group.consumer.session.timeout.ms` and `group.consumer.heartbeat.interval.ms`
     * `tls`: the TLS context for connections; None for plain text
     * `metrics_port`: port for Prometheus, on the same host
     * `users`: the users who may connect, by name; None for no authentication
@@ -135,6 +142,8 @@ class ServeOptions:
     users: Mapping[str, User] | None = None
     limits: ServeLimits = field(default_factory=ServeLimits)
     session_timeouts_ms: tuple[int, int] = GROUP_SESSION_TIMEOUTS_MS
+    consumer_session_ms: int = SESSION_TIMEOUT_MS
+    consumer_heartbeat_ms: int = CONSUMER_HEARTBEAT_INTERVAL_MS
 
     @property
     def listener(self) -> str:

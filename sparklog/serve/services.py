@@ -213,7 +213,7 @@ class Services:
             return None
         from sparklog.serve.coordinator import Coordinator
 
-        return Coordinator(self.log.root, self.peers, self.run)
+        return Coordinator(self.log.root, self.peers, self.run, self.options.consumer_session_ms)
 
     @cached_property
     def transactions(self) -> TransactionCoordinator | None:

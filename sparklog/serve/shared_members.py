@@ -18,6 +18,7 @@ from sparklog.groups.group import Group
 from sparklog.groups.group_journal import GroupJournal
 from sparklog.groups.group_members import Partitions, by_topic
 from sparklog.groups.group_state import GroupMetadata, GroupState
+from sparklog.groups.membership import Membership
 from sparklog.kafka.messages.message_codec import encode_versioned
 from sparklog.kafka.messages.message_schema import message
 from sparklog.serve.codes import Code, CodeError
@@ -57,31 +58,25 @@ def rejoin_journal(classic: ClassicMember, details: JoinDetails) -> None:
     classic.rejoin(subscription.topics, details.shared_assignors, subscription.owned, counts)
 
 
-def leave_journal(classic: ClassicMember) -> None:
+def leave_journal(membership: Membership) -> None:
     """Remove a member. If the request fails, the member is removed when its session times out."""
     try:
-        classic.membership.leave()
+        membership.leave()
     except SparklogError as error:
-        name = classic.membership.metadata.member_id
         _LOG.warning(
             "group %s: cannot remove member %s, which remains until its session times out: %s",
-            classic.membership.group.id,
-            name,
+            membership.group.id,
+            membership.metadata.member_id,
             error,
         )
 
 
-def refresh_member(classic: ClassicMember, state: GroupState) -> None:
+def refresh_membership(membership: Membership, state: GroupState) -> None:
     """Apply the latest state of the group to a member, send a heartbeat if it is due, and report new partitions of
     topics.
     """
-    classic.membership.apply(state)
-    classic.membership.heartbeat_if_due()
-    _report_partitions(classic)
-
-
-def _report_partitions(classic: ClassicMember) -> None:
-    membership = classic.membership
+    membership.apply(state)
+    membership.heartbeat_if_due()
     topics, state = membership.member.topics, membership.state
     # The server polls existing topics anyway, for the clients' fetches.
     counts = partition_counts(membership.group, topics, refresh=[t for t in topics if t not in state.partitions])

@@ -198,8 +198,8 @@ def test_strings_are_compared_as_in_java() -> None:
 
 
 def test_unknown_assignors_and_duplicate_members_are_rejected() -> None:
-    with pytest.raises(BadRequest, match="one of range, roundrobin, sticky, cooperative-sticky, found 'uniform'"):
-        assign("uniform", [member("m", "t")], {"t": 1})
+    with pytest.raises(BadRequest, match="one of range, roundrobin, sticky, cooperative-sticky, found 'frequency'"):
+        assign("frequency", [member("m", "t")], {"t": 1})
     with pytest.raises(BadRequest, match="same member id"):
         assign("range", [member("m", "t"), member("m", "u")], {"t": 1})
 

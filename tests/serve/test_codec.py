@@ -111,13 +111,17 @@ def test_encoded_messages_are_decoded_here_and_by_kafka_python(name: str, versio
         kafka.protocol.producer,
         kafka.protocol.sasl,
     )
-    theirs = next(getattr(module, name) for module in modules if hasattr(module, name))
+    # kafka-python does not have the messages of the consumer protocol.
+    theirs = next((getattr(module, name) for module in modules if hasattr(module, name)), None)
+    assert theirs is not None or name.startswith("ConsumerGroup")
     for seed in range(5):
         fields = sent_fields(name, version, seed)
         data = encoded(name, version, sent_fields(name, version, seed))
         again, end = read_message(name, version, data)
         assert end == len(data)
         assert as_bytes(again) == fields
+        if theirs is None:
+            continue
         decoded = theirs.decode(data, version=version)
         decoded._header = None
         assert decoded.encode(version=version) == data

@@ -213,3 +213,17 @@ def test_an_error_reports_the_invalid_line(tmp_path: Path, line: str) -> None:
             read_users(str(file))
     with pytest.raises(BadRequest, match="cannot read the users file"):
         read_users(str(tmp_path / "none"))
+
+
+def test_members_of_the_consumer_protocol_get_only_topics_that_they_may_read(address: Address) -> None:
+    wire = Wire(address)
+    wire.ask("SaslHandshake", 1, {"mechanism": "PLAIN"})
+    assert wire.ask("SaslAuthenticate", 1, {"authBytes": b"\0anna\0pencil"})["errorCode"] == 0
+    join = {"memberId": "m", "memberEpoch": 0, "rebalanceTimeoutMs": 9_000, "topicPartitions": []}
+    fields = {"groupId": "shop", **join, "subscribedTopicNames": ["orders", "payments"]}
+    assert wire.ask("ConsumerGroupHeartbeat", 1, fields)["errorCode"] == Code.TOPIC_AUTHORIZATION_FAILED
+    fields |= {"subscribedTopicNames": None, "subscribedTopicRegex": "orders|payments"}
+    assert len(wire.ask("ConsumerGroupHeartbeat", 1, fields)["assignment"]["topicPartitions"]) == 1
+    fields["groupId"] = "other"
+    assert wire.ask("ConsumerGroupHeartbeat", 1, fields)["errorCode"] == Code.GROUP_AUTHORIZATION_FAILED
+    wire.close()

@@ -88,6 +88,7 @@ TRANSACTIONS_HIDDEN = Seeds(every_run=12, slow_run=600, chunk=12, slow_chunk=200
 EXPIRY = Seeds(every_run=8, slow_run=1_000, chunk=8, slow_chunk=200)
 MEMBERS = Seeds(every_run=40, slow_run=4_000, chunk=40, slow_chunk=500)
 MIXED_MEMBERS = Seeds(every_run=40, slow_run=4_000, chunk=40, slow_chunk=500)
+CONSUMER_PROTOCOL = Seeds(every_run=40, slow_run=4_000, chunk=40, slow_chunk=500)
 MEMBERS_WITH_CACHES = Seeds(every_run=8, slow_run=600, chunk=8, slow_chunk=200)
 MEMBERS_IN_A_BUCKET = Seeds(every_run=8, slow_run=600, chunk=8, slow_chunk=200)
 CONSUMERS = Seeds(every_run=2, slow_run=400, chunk=2, slow_chunk=50)

@@ -37,12 +37,17 @@ GROUP_MEMBERS = "groupMembers"
 """Entries of a group may have members that share its partitions."""
 LISTED_OWNERS = "listedOwners"
 """The list of group members may contain an exclusive owner that has other assignors, and other members in addition."""
+CONSUMER_PROTOCOL = "consumerProtocol"
+"""The list of group members may contain members of the consumer protocol (KIP-848), which a server assigns."""
 EXPIRED_IDS = "expiredIds"
 """Only the latest entry of an expired transactional id is kept, in an archive."""
 ESCAPED_TOPICS = "escapedTopics"
 """A transactional id has committed to a topic with an escaped directory name, which older releases do not find."""
 KNOWN_READ_FEATURES: frozenset[str] = frozenset(
-    {INLINE_RECORDS, CARRIED_COMMITS, KAFKA_WRITERS, GROUP_MEMBERS, LISTED_OWNERS, EXPIRED_IDS, ESCAPED_TOPICS}
+    {
+        *(INLINE_RECORDS, CARRIED_COMMITS, KAFKA_WRITERS, GROUP_MEMBERS, LISTED_OWNERS, CONSUMER_PROTOCOL),
+        *(EXPIRED_IDS, ESCAPED_TOPICS),
+    }
 )
 KNOWN_WRITE_FEATURES: frozenset[str] = KNOWN_READ_FEATURES
 INT64_MAX = 2**63 - 1

@@ -5,8 +5,10 @@ a member id (generation -1) sets the offsets of an empty group, for example when
 also has members outside this server (consumers of the root, a Spark query, clients of another server), its description
 is read from the journal.
 
-The following are not supported: the consumer protocol of KIP-848, in which a broker computes the assignment; a
-retention time per offset commit; leader epochs in responses.
+JoinGroup, SyncGroup, Heartbeat and LeaveGroup are requests of the classic protocol. Requests of the consumer protocol
+(KIP-848) are in `consumer_groups`.
+
+The following are not supported: a retention time per offset commit; leader epochs in responses.
 """
 
 from __future__ import annotations
@@ -36,7 +38,6 @@ from sparklog.serve.services import ServedRequest
 from sparklog.serve.shared_members import assignment_bytes
 from sparklog.serve.users import GROUP, READ
 
-CLASSIC = "classic"
 GROUP_KEY, TRANSACTION_KEY = 0, 1
 """Key types of FindCoordinator."""
 GROUPS_VERSION, KEYS_VERSION = 8, 4
@@ -45,6 +46,8 @@ PROTOCOL_VERSION, NOT_FOUND_VERSION = 5, 6
 """The first version of SyncGroup that contains the protocol of the group, and the first version of DescribeGroups that
 returns an error if a group does not exist.
 """
+CONSUMER_VERSION = 9
+"""The first version of OffsetCommit that members of the consumer protocol may use."""
 NO_OFFSET: Fields = {"committedOffset": -1, "metadata": ""}
 
 
@@ -55,7 +58,7 @@ def check_group(request: ServedRequest, group: str) -> None:
         raise CodeError(Code.GROUP_AUTHORIZATION_FAILED, "the user may not use this group")
 
 
-def _coordinator_of(request: ServedRequest, group: str, *, reading: bool = False) -> Coordinator:
+def coordinator_of(request: ServedRequest, group: str, *, reading: bool = False) -> Coordinator:
     """Return the coordinator. Raises the errors of `check_group`.
 
     Also raises `CodeError` if groups have no journals or if, unless `reading` is set, journals cannot be written.
@@ -68,9 +71,9 @@ def _coordinator_of(request: ServedRequest, group: str, *, reading: bool = False
 
 
 def _members_of(request: ServedRequest) -> GroupMembers:
-    """Return the members of the group in a request. Raises the errors of `_coordinator_of`."""
+    """Return the members of the group in a request. Raises the errors of `coordinator_of`."""
     group = request.fields["groupId"]
-    return _coordinator_of(request, group).members(group)
+    return coordinator_of(request, group).members(group)
 
 
 def _code(error: Exception) -> Code:
@@ -110,7 +113,7 @@ async def join_group(request: ServedRequest) -> Fields:
         protocols=tuple((protocol["name"], protocol["metadata"]) for protocol in fields["protocols"]),
     )
     try:
-        coordinator = _coordinator_of(request, fields["groupId"])
+        coordinator = coordinator_of(request, fields["groupId"])
         min_ms, max_ms = request.services.options.session_timeouts_ms
         if not min_ms <= details.session_ms <= max_ms:
             raise CodeError(Code.INVALID_SESSION_TIMEOUT)
@@ -176,10 +179,10 @@ async def leave_group(request: ServedRequest) -> Fields:
 async def offset_commit(request: ServedRequest) -> Fields:
     positions = Positions()
     try:
-        coordinator = _coordinator_of(request, request.fields["groupId"])
+        coordinator = coordinator_of(request, request.fields["groupId"])
         rows = await request.services.run(checked_positions, request, positions)
         if positions:
-            await _commit(coordinator, request.fields, positions)
+            await _commit(coordinator, request.fields, positions, request.version)
     except FAILURES as error:
         code = _code(error)
         rows = partition_rows(request.fields, lambda *_: {"errorCode": code})
@@ -208,13 +211,18 @@ def checked_positions(request: ServedRequest, positions: Positions) -> list[Fiel
     return partition_rows(request.fields, lambda topic, row: {"errorCode": code(topic, row)})
 
 
-async def _commit(coordinator: Coordinator, fields: Fields, positions: Positions) -> None:
+async def _commit(coordinator: Coordinator, fields: Fields, positions: Positions, version: int) -> None:
     group, member, generation = fields["groupId"], fields["memberId"], fields["generationIdOrMemberEpoch"]
     if generation < 0 and not member:
         if coordinator.local_members(group) is not None:
             raise CodeError(Code.UNKNOWN_MEMBER_ID)
         with errors_as(Conflict, Code.UNKNOWN_MEMBER_ID):
             await coordinator.run(coordinator.group(group).alter, positions)
+        return
+    if await coordinator.has_consumer(group, member, generation):
+        if version < CONSUMER_VERSION:
+            raise CodeError(Code.UNSUPPORTED_VERSION)
+        await coordinator.consumers(group).commit(member, generation, positions)
         return
     members = coordinator.members(group)
     sender = members.checked(member, generation, fields["groupInstanceId"])
@@ -226,10 +234,10 @@ async def _commit(coordinator: Coordinator, fields: Fields, positions: Positions
 
 async def offset_fetch(request: ServedRequest) -> Fields:
     if request.version < GROUPS_VERSION:
-        return await _offset_fetch(request, request.fields["groupId"], request.fields["topics"])
+        return await _offset_fetch(request, request.fields["groupId"], request.fields["topics"], request.fields)
     rows = []
     for requested in request.fields["groups"]:
-        response = await _offset_fetch(request, requested["groupId"], requested["topics"])
+        response = await _offset_fetch(request, requested["groupId"], requested["topics"], requested)
         if response.get("errorCode"):
             # Like a broker, return only the error code of the group.
             response["topics"] = []
@@ -237,11 +245,15 @@ async def offset_fetch(request: ServedRequest) -> Fields:
     return {"groups": rows}
 
 
-async def _offset_fetch(request: ServedRequest, group: str, requested: list[Fields] | None) -> Fields:
-    """Return the committed offsets of a group for the requested topics (None: all topics)."""
+async def _offset_fetch(request: ServedRequest, group: str, requested: list[Fields] | None, sender: Fields) -> Fields:
+    """Return the committed offsets of a group for the requested topics (None: all topics).
+
+    `sender` has the fields of the member that requests them.
+    """
     numbers = None if requested is None else {topic["name"]: topic["partitionIndexes"] for topic in requested}
     try:
-        coordinator = _coordinator_of(request, group, reading=True)
+        coordinator = coordinator_of(request, group, reading=True)
+        await coordinator.has_consumer(group, sender.get("memberId") or "", sender.get("memberEpoch", -1))
         return {"topics": await coordinator.run(_offsets, request, coordinator.group(group), numbers)}
     except FAILURES as error:
         code = _code(error)
@@ -296,7 +308,7 @@ async def offset_delete(request: ServedRequest) -> Fields:
     group, code = request.fields["groupId"], Code.NONE
     topics = [topic for topic in request.fields["topics"] if request.may(READ, topic["name"])]
     partitions = {topic["name"]: [row["partitionIndex"] for row in topic["partitions"]] for topic in topics}
-    coordinator = _coordinator_of(request, group)
+    coordinator = coordinator_of(request, group)
     try:
         with errors_as(NotFound, Code.GROUP_ID_NOT_FOUND):
             await coordinator.run(coordinator.group(group).delete_offsets, partitions)
@@ -344,17 +356,18 @@ async def list_groups(request: ServedRequest) -> Fields:
     groups = Groups(coordinator.root)
     # Omit groups that cannot be read. Requests for such a group return the error.
     descriptions = await coordinator.run(lambda: groups.descriptions(groups.names([]), []))
-    states = {
-        name: (coordinator.exclusive_members(name) or description).state for name, description in descriptions.items()
+    groups_by_name = {
+        name: ((coordinator.exclusive_members(name) or description).state, description.type)
+        for name, description in descriptions.items()
     }
     states_filter, types_filter = (
         {word.lower() for word in request.fields[name]} for name in ("statesFilter", "typesFilter")
     )
     rows = [
-        {"groupId": name, "protocolType": CONSUMER, "groupState": state, "groupType": CLASSIC}
-        for name, state in states.items()
+        {"groupId": name, "protocolType": CONSUMER, "groupState": state, "groupType": group_type}
+        for name, (state, group_type) in groups_by_name.items()
         if (not states_filter or state.lower() in states_filter)
-        and (not types_filter or CLASSIC in types_filter)
+        and (not types_filter or group_type in types_filter)
         and request.may(GROUP, name)
     ]
     return {"groups": rows}
@@ -377,7 +390,7 @@ async def describe_groups(request: ServedRequest) -> Fields:
 
 @_with_code
 async def _described(request: ServedRequest, name: str) -> Fields:
-    coordinator = _coordinator_of(request, name, reading=True)
+    coordinator = coordinator_of(request, name, reading=True)
     members = coordinator.exclusive_members(name)
     if members is not None:
         return _local_members(members)
@@ -420,7 +433,7 @@ async def delete_groups(request: ServedRequest) -> Fields:
 
 @_with_code
 async def _deleted(request: ServedRequest, name: str) -> Fields:
-    coordinator = _coordinator_of(request, name)
+    coordinator = coordinator_of(request, name)
     if coordinator.local_members(name) is not None:
         raise CodeError(Code.NON_EMPTY_GROUP)
     with errors_as(Conflict, Code.NON_EMPTY_GROUP), errors_as(NotFound, Code.GROUP_ID_NOT_FOUND):

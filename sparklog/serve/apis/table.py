@@ -66,7 +66,7 @@ class Api:
 
 
 PRODUCE, API_VERSIONS = 0, 18
-FEATURES = {"transaction.version": 2}
+FEATURES = {"group.version": 1, "transaction.version": 2}
 """The features of the cluster that clients check, with their versions."""
 BEFORE_LOGIN = (17, API_VERSIONS, 36)
 APIS = {
@@ -76,7 +76,7 @@ APIS = {
         Api(1, "Fetch", 4, 18, "fetch"),
         Api(2, "ListOffsets", 1, 10, "metadata"),
         Api(3, "Metadata", 0, 13, "metadata"),
-        Api(8, "OffsetCommit", 2, 8, "groups"),
+        Api(8, "OffsetCommit", 2, 9, "groups"),
         Api(9, "OffsetFetch", 1, 9, "groups"),
         Api(10, "FindCoordinator", 0, 6, "groups"),
         Api(11, "JoinGroup", 0, 9, "groups"),
@@ -119,6 +119,8 @@ APIS = {
         Api(61, "DescribeProducers", 0, 0, "cluster"),
         Api(65, "DescribeTransactions", 0, 0, "transactions"),
         Api(66, "ListTransactions", 0, 2, "transactions"),
+        Api(68, "ConsumerGroupHeartbeat", 0, 1, "consumer_groups"),
+        Api(69, "ConsumerGroupDescribe", 0, 1, "consumer_groups"),
         Api(74, "ListConfigResources", 0, 1, "cluster"),
         Api(75, "DescribeTopicPartitions", 0, 0, "metadata"),
     )

@@ -20,6 +20,7 @@ from sparklog.kafka.messages.message_schema import Fields
 from sparklog.serve.apis.groups import check_group, checked_positions
 from sparklog.serve.codes import FAILURES, Code, CodeError, errors_as, known_code, partition_rows
 from sparklog.serve.coordinator import Positions
+from sparklog.serve.name_patterns import matching_names
 from sparklog.serve.services import ServedRequest
 from sparklog.serve.transactions import (
     MIN_PRODUCER_ID,
@@ -116,7 +117,7 @@ async def txn_offset_commit(request: ServedRequest) -> Fields:
         groups = request.services.coordinator
         assert groups is not None
         rows = await request.services.run(checked_positions, request, positions)
-        member = groups.metadata_of(
+        member = await groups.metadata_of(
             fields["groupId"], fields["memberId"], fields["generationId"], fields["groupInstanceId"]
         )
         if positions:
@@ -209,18 +210,10 @@ def list_transactions(request: ServedRequest) -> Fields:
 
 
 def _matching(pattern: str | None, names: Sequence[str]) -> Collection[str]:
-    """Return the names that match a regular expression. Raises `ValueError` if the expression is invalid.
-
-    As in Kafka, RE2 matches in linear time, so that the expression of a client cannot block the server.
-    """
+    """Return the names that match an expression (None or empty: all names). Raises `ValueError` if it is invalid."""
     if not pattern:
         return names
-    import pyarrow as pa
-    import pyarrow.compute as pc
-
-    # The empty name is added because Arrow does not compile the expression for an empty array.
-    matches = pc.match_substring_regex(pa.array([*names, ""]), f"^(?:{pattern})$").to_pylist()
-    return {name for name, is_match in zip(names, matches, strict=False) if is_match}
+    return matching_names(pattern, names)
 
 
 def _producer_fields(coordinator: TransactionCoordinator, name: str, instance: ClientInstance | None) -> Fields:

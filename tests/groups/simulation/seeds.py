@@ -7,7 +7,9 @@ from itertools import pairwise
 
 from sparklog.format.checkpoint_files import TopicPartition
 from sparklog.groups.classic_member import ClassicMember
+from sparklog.groups.consumer_member import ConsumerGroupMember
 from sparklog.groups.group import Group
+from sparklog.groups.group_members import ConsumerProtocol, GroupMember
 from sparklog.groups.group_state import GROUPS, GroupState, Row, TopicOffsets
 from sparklog.groups.membership import JoinRequest
 from sparklog.testing.faulty_store import Decide
@@ -21,6 +23,7 @@ from tests.groups.simulation.actors import (
     owner_of_all,
     partitions_of,
 )
+from tests.groups.simulation.consumers import Readers, consumer
 from tests.groups.simulation.servers import server
 from tests.support.simulation.faults import ANSWERS, CACHES, CRASHES, ERRORS, LOST
 from tests.support.simulation.scheduler import Actor, expect
@@ -157,8 +160,64 @@ class MixedRun(GroupRun):
         expect(all(shares) and shares[0] | shares[1] == everything, f"partitions without a member: {shares}")
 
 
+class ConsumersRun(MixedRun):
+    """Clients of the consumer protocol, with members of the root and clients of the classic protocol."""
+
+    STREAM = "draw consumers"
+
+    def draw_members(self, decide: Callable[[str], Decide], skews: Sequence[int]) -> None:
+        source, readers = self.source, Readers(self)
+        for number in range(source.randint(1, 3)):
+            plan = Plan(
+                TOPICS if source.random() < 0.7 else tuple(sorted(source.sample(TOPICS, source.randint(1, 3)))),
+                (),
+                source.randint(8, 24),
+                source.choice([0.3, 2.0]),
+                f"consumer-{number % 2}" if source.random() < 0.3 else None,
+            )
+            label = f"consumer-{number}"
+            self.spawn(label, consumer(self, readers, decide(label), plan), skews=skews, within_ms=9_000)
+        if source.random() < 0.6:
+            super().draw_members(decide, skews)
+
+    def judge(self) -> None:
+        """Also check that three members of different protocols get their partitions within a few rounds."""
+        super().judge()
+        root = self.outsider("third judge")
+        self.world.now_ms += 100 * SESSION_MS
+        counts, group = partitions_of(root, TOPICS), Group(root, GROUP)
+        request = JoinRequest(topics=TOPICS, assignors=SHARED_ASSIGNORS[0])
+        one = group.share(request, counts)
+        two = ClassicMember(group.share_as([request.member("last client", "host")], counts)[0])
+        settings = "client", "host", SESSION_MS, (), TOPICS
+        protocol = ConsumerProtocol(TOPICS, None, 60_000)
+        three = ConsumerGroupMember.join(
+            group, GroupMember("last consumer", None, *settings, consumer=protocol), counts
+        )
+        reading, owned, epoch = two.sync(two.generation), three.respond(0), three.epoch
+        for _ in range(6):
+            one.refresh()
+            if one.revoking():
+                one.revoke()
+            two.membership.refresh()
+            if two.must_rejoin():
+                two.rejoin(TOPICS, request.assignors, frozenset(), counts)
+                reading = two.sync(two.generation)
+            three.membership.refresh()
+            three.check_epoch(epoch, owned)
+            if three.may_release(owned):
+                three.release(epoch)
+            owned, epoch = three.respond(epoch), three.epoch
+        everything = {(topic, partition) for topic, n in counts.items() for partition in range(n)}
+        shares = one.assigned(), reading, owned
+        expect(one.is_stable() and not two.must_rejoin(), f"members wait for ever: {one.state.members}")
+        expect(all(shares) and frozenset().union(*shares) == everything, f"partitions without a member: {shares}")
+        expect(sum(map(len, shares)) == len(everything), f"partitions with two members: {shares}")
+
+
 MEMBERS = Simulation(GroupRun, "tests/groups/simulation/test_simulation.py")
 MIXED = Simulation(MixedRun, "tests/groups/simulation/test_mixed_members.py")
+CONSUMERS = Simulation(ConsumersRun, "tests/groups/simulation/test_consumers.py")
 
 
 def entries(run: MembersRun) -> list[GroupState]:

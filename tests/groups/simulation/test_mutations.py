@@ -9,11 +9,12 @@ import pytest
 
 from sparklog.groups import group_members, group_steps
 from sparklog.groups.classic_member import ClassicMember
+from sparklog.groups.consumer_member import ConsumerGroupMember
 from sparklog.groups.group import Group
-from sparklog.groups.group_members import GroupMember
+from sparklog.groups.group_members import GroupMember, Partitions
 from sparklog.groups.group_state import GroupMetadata, GroupState
 from sparklog.groups.membership import MemberLeases
-from tests.groups.simulation.seeds import MEMBERS, MIXED
+from tests.groups.simulation.seeds import CONSUMERS, MEMBERS, MIXED
 from tests.support.simulation.sweeps import BrokenRule, Patch, broken_rules
 
 pytestmark = pytest.mark.sweep
@@ -109,6 +110,79 @@ def commits_of_clients_name_no_generation(patch: Patch) -> None:
 def clients_are_never_told_to_rejoin(patch: Patch) -> None:
     """Heartbeats of clients do not report rebalances."""
     patch.setattr(ClassicMember, "must_rejoin", lambda self: False)
+
+
+def partitions_are_released_before_the_client_revokes_them(patch: Patch) -> None:
+    """A heartbeat of the consumer protocol releases partitions that the client has not revoked yet."""
+    patch.setattr(ConsumerGroupMember, "may_release", lambda self, owned: bool(self.membership.member.revoked))
+
+
+def partitions_without_a_response_are_read(patch: Patch) -> None:
+    """A server forgets which partitions its responses have contained."""
+    real = ConsumerGroupMember.respond
+
+    def respond(self: ConsumerGroupMember, epoch: int) -> Partitions:
+        assigned = real(self, epoch)
+        self._offered = frozenset()
+        return assigned
+
+    patch.setattr(ConsumerGroupMember, "respond", respond)
+
+
+def a_new_epoch_is_sent_before_partitions_are_revoked(patch: Patch) -> None:
+    """The response to a heartbeat has the epoch of the assignment, although the client must revoke partitions."""
+    real = ConsumerGroupMember.respond
+
+    def respond(self: ConsumerGroupMember, epoch: int) -> Partitions:
+        assigned = real(self, epoch)
+        self.epoch = self.membership.state.generation
+        return assigned
+
+    patch.setattr(ConsumerGroupMember, "respond", respond)
+
+
+def commits_of_consumers_name_no_epoch(patch: Patch) -> None:
+    """A commit that a client sent before its latest heartbeat is accepted."""
+    patch.setattr(ConsumerGroupMember, "check_commit_epoch", lambda self, epoch: None)
+
+
+def a_moved_consumer_is_not_fenced(patch: Patch) -> None:
+    """A client that changes the server keeps its generation, so the previous server may still commit for it."""
+    real = group_steps.move
+
+    def move(state, member_id, epoch, owned):  # type: ignore[no-untyped-def]
+        before = state.member(member_id)
+        after = real(state, member_id, epoch, owned)
+        members = [replace(one, generation=before.generation) if one.id == member_id else one for one in after.members]
+        return replace(after, members=tuple(members))
+
+    patch.setattr(group_steps, "move", move)
+
+
+def consumers_take_part_in_no_common_assignment(patch: Patch) -> None:
+    """Members of the consumer protocol get the assignment of an assignor that ignores the other members."""
+    real = group_members.assign
+
+    def assign(assignor, members, partitions):  # type: ignore[no-untyped-def]
+        shares = real(assignor, members, partitions)
+        own = {one.member_id: real(assignor, [one], partitions)[one.member_id] for one in members if not one.owned}
+        return {**shares, **own} if assignor in ("uniform", "range") else shares
+
+    patch.setattr(group_members, "assign", assign)
+
+
+@broken_rules(
+    BrokenRule(partitions_are_released_before_the_client_revokes_them, "calm", range(40)),
+    BrokenRule(partitions_without_a_response_are_read, "calm", range(40)),
+    BrokenRule(a_new_epoch_is_sent_before_partitions_are_revoked, "calm", range(40)),
+    BrokenRule(commits_of_consumers_name_no_epoch, "calm", range(80)),
+    BrokenRule(a_moved_consumer_is_not_fenced, "calm", range(40)),
+    BrokenRule(consumers_take_part_in_no_common_assignment, "calm", range(40)),
+    BrokenRule(nobody_times_out, "crashes", range(40)),
+    BrokenRule(partitions_move_at_once, "calm", range(40)),
+)
+def test_a_seed_with_consumers_fails_without_the_rule(rule: BrokenRule, monkeypatch: Patch) -> None:
+    CONSUMERS.assert_fails(rule, monkeypatch)
 
 
 @broken_rules(

@@ -64,7 +64,11 @@ def served(location: Path, *, writable: bool = False) -> Iterator[Served]:
     """Serve a location during the block."""
     (port,) = free_ports(1)
     options = ServeOptions(
-        listen=Address("127.0.0.1", 0), metrics_port=port, writable=writable, session_timeouts_ms=(1, 1_800_000)
+        listen=Address("127.0.0.1", 0),
+        metrics_port=port,
+        writable=writable,
+        session_timeouts_ms=(1, 1_800_000),
+        consumer_heartbeat_ms=300,
     )
     with serving(str(location), options) as address:
         yield Served(address, port)

@@ -1,0 +1,207 @@
+"""Members of the consumer protocol (KIP-848): timeouts, restarts, several servers, and members of other protocols."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import sparklog
+from sparklog.serve.codes import Code
+from sparklog.serve.consumer_members import LEAVE_EPOCH
+from sparklog.serve.options import Address, ServeOptions
+from sparklog.serve.server import serving
+from tests.serve.consumer_cases import UNCHANGED
+from tests.serve.test_shared_groups import (
+    PARTITIONS,
+    KafkaMember,
+    NativeMember,
+    append,
+    members,
+    read_exactly,
+    share_all,
+    topic_of,
+    wait_for,
+)
+from tests.serve.wire import Wire
+
+
+class Client:
+    """A client that sends single heartbeats for one member."""
+
+    def __init__(self, address: Address, member: str = "a", group: str = "g") -> None:
+        self.wire = Wire(address)
+        self.member, self.group, self.epoch, self.topic_id = member, group, 0, ""
+        self.assigned: set[int] = set()
+
+    def send(self, epoch: int | None = None, owned: set[int] | None = None, **fields: Any) -> Any:
+        sent = self.epoch if epoch is None else epoch
+        request = {**UNCHANGED, "groupId": self.group, "memberId": self.member, "memberEpoch": sent, **fields}
+        if sent == 0:
+            request = {"rebalanceTimeoutMs": 60_000, **request, "topicPartitions": []}
+            request["rebalanceTimeoutMs"] = fields.get("rebalanceTimeoutMs", 60_000)
+            request["subscribedTopicNames"] = fields.get("subscribedTopicNames", ["t"])
+        elif owned is not None:
+            rows = [{"topicId": self.topic_id, "partitions": sorted(owned)}] if owned else []
+            request["topicPartitions"] = rows
+        answer = self.wire.ask("ConsumerGroupHeartbeat", 1, request)
+        if not answer["errorCode"]:
+            self.epoch = answer["memberEpoch"]
+            if answer["assignment"] is not None:
+                self.assigned = set()
+                for row in answer["assignment"]["topicPartitions"]:
+                    self.topic_id, self.assigned = row["topicId"], set(row["partitions"])
+        return answer
+
+    def commit(self, offset: int, version: int = 9) -> Code:
+        row = {"partitionIndex": 0, "committedOffset": offset, "committedMetadata": ""}
+        fields = {"groupId": self.group, "generationIdOrMemberEpoch": self.epoch, "memberId": self.member}
+        answer = self.wire.ask("OffsetCommit", version, {**fields, "topics": [{"name": "t", "partitions": [row]}]})
+        return Code(answer["topics"][0]["partitions"][0]["errorCode"])
+
+
+class HeartbeatMember(threading.Thread):
+    """A member that sends heartbeats and revokes partitions, but does not read records."""
+
+    def __init__(self, address: Address, member: str) -> None:
+        super().__init__(daemon=True)
+        self.client = Client(address, member)
+        self.values: list[bytes] = []
+        self.assigned: set[int] = set()
+        self.leaving = threading.Event()
+        self.start()
+
+    def run(self) -> None:
+        reported: set[int] = set()
+        while not self.leaving.is_set():
+            answer = self.client.send(owned=self.assigned if self.assigned != reported else None)
+            reported = set(self.assigned)
+            assert answer["errorCode"] == 0, answer
+            self.assigned = set(self.client.assigned)
+            time.sleep(0.05)
+        self.client.send(LEAVE_EPOCH)
+        self.assigned = set()
+        self.client.wire.close()
+
+
+def test_clients_change_the_protocol_one_by_one(serve: Callable[..., Address], tmp_path: Path) -> None:
+    topic_of(tmp_path)
+    address = serve(tmp_path)
+    group = sparklog.Groups(tmp_path).group("g")
+    with members(KafkaMember(address), KafkaMember(address, cooperative=False)) as running:
+        wait_for(lambda: share_all(*running))
+        assert group.description().type == "classic"
+        running.append(HeartbeatMember(address, "a"))
+        wait_for(lambda: share_all(*running))
+        assert group.description().type == "consumer"
+        running[0].leaving.set()
+        running.append(HeartbeatMember(address, "b"))
+        wait_for(lambda: share_all(*running[1:]))
+        running[1].leaving.set()
+        wait_for(lambda: share_all(*running[2:]))
+        assert {item.id for item in group.description().members} == {"a", "b"}
+        # Back to the classic protocol.
+        running.append(KafkaMember(address))
+        wait_for(lambda: share_all(*running[2:]))
+        running[2].leaving.set()
+        running[3].leaving.set()
+        wait_for(lambda: share_all(running[4]))
+        assert group.description().type == "classic"
+
+
+@pytest.mark.parametrize("assignors", [["range"], ["cooperative-sticky"]], ids=str)
+def test_members_of_three_protocols_share_a_group(
+    serve: Callable[..., Address], tmp_path: Path, assignors: list[str]
+) -> None:
+    topic = topic_of(tmp_path)
+    address = serve(tmp_path)
+    cooperative = assignors == ["cooperative-sticky"]
+    with members(NativeMember(tmp_path, assignors), KafkaMember(address, cooperative=cooperative)) as running:
+        wait_for(lambda: share_all(*running))
+        consumer = HeartbeatMember(address, "a")
+        running.append(consumer)
+        wait_for(lambda: share_all(*running))
+        consumer.leaving.set()
+        wait_for(lambda: share_all(*running[:2]))
+        append(topic, 240)
+        read_exactly(running[:2], 480)
+    assert sparklog.Groups(tmp_path).group("g").description().state == "Empty"
+
+
+def test_a_silent_member_is_removed(serve: Callable[..., Address], tmp_path: Path) -> None:
+    topic_of(tmp_path)
+    one, two = (Client(serve(tmp_path, consumer_session_ms=500)) for _ in range(2))
+    two.wire, two.member = Wire(Address(*one.wire.socket.getpeername())), "b"
+    one.send()
+    assert one.assigned == set(range(PARTITIONS))
+    two.send()
+    wait_for(lambda: two.send()["errorCode"] == 0 and two.assigned == set(range(PARTITIONS)))
+    assert one.send()["errorCode"] == Code.UNKNOWN_MEMBER_ID
+
+
+def test_a_member_continues_after_the_server_has_restarted(tmp_path: Path) -> None:
+    topic_of(tmp_path)
+    options = ServeOptions(listen=Address("127.0.0.1", 0))
+    with serving(str(tmp_path), options) as first:
+        client = Client(first)
+        client.send()
+        assert client.commit(5) == Code.NONE
+        client.wire.close()
+    with serving(str(tmp_path), options) as second:
+        client.wire = Wire(second)
+        # The server does not know the client's epoch before its first heartbeat.
+        assert client.commit(6) == Code.COORDINATOR_LOAD_IN_PROGRESS
+        before = client.epoch
+        answer = client.send(owned=client.assigned, rebalanceTimeoutMs=60_000, subscribedTopicNames=["t"])
+        assert answer["errorCode"] == 0
+        assert client.assigned == set(range(PARTITIONS))
+        assert client.epoch > before
+        assert client.commit(7) == Code.NONE
+        # The response is lost, and the client repeats its request.
+        client.epoch = before
+        assert client.commit(8) == Code.STALE_MEMBER_EPOCH
+        assert client.send(owned=client.assigned)["errorCode"] == 0
+        assert client.commit(9) == Code.NONE
+        client.wire.close()
+    committed = sparklog.Groups(tmp_path).group("g").committed()
+    assert {place: item.offset for place, item in committed.items()} == {("t", 0): 9}
+
+
+def test_a_member_that_moved_to_another_server_is_fenced_on_the_first(tmp_path: Path) -> None:
+    topic_of(tmp_path)
+    options = ServeOptions(listen=Address("127.0.0.1", 0), consumer_session_ms=1_000)
+    with serving(str(tmp_path), options) as one, serving(str(tmp_path), options) as two:
+        first, second = Client(one), Client(two)
+        first.send()
+        second.epoch, second.topic_id = first.epoch, first.topic_id
+        assert second.send(owned=first.assigned)["errorCode"] == 0
+        assert second.commit(7) == Code.NONE
+        assert first.commit(3) == Code.UNKNOWN_MEMBER_ID
+        # The session with the first server times out, and the member remains.
+        deadline = time.monotonic() + 2.5
+        while time.monotonic() < deadline:
+            assert second.send()["errorCode"] == 0
+            time.sleep(0.1)
+        assert second.commit(8) == Code.NONE
+
+
+def test_a_topic_that_is_created_again_gets_its_new_id(serve: Callable[..., Address], tmp_path: Path) -> None:
+    topic_of(tmp_path)
+    client = Client(serve(tmp_path, writable=True))
+    client.send()
+    before = client.topic_id
+    root = sparklog.open(tmp_path)
+    root.delete_topic("t")
+    root.create_topic("t", partitions=PARTITIONS)
+
+    def has_new_id() -> bool:
+        client.wire.ask("Metadata", 9, {"topics": [{"name": "t"}]})
+        client.send()
+        return client.topic_id != before
+
+    wait_for(has_new_id)
+    assert client.assigned == set(range(PARTITIONS))
