@@ -21,7 +21,8 @@ only after the latest entry. Step 4 then waits until it can read the version of 
 **Version 2 of transactions** (KIP-890). Each transaction of a client has an epoch of its own. The entry that ends a
 transaction has the next epoch, and the name of its instance has the epoch before, so that a retry of EndTxn with that
 epoch gets the same response. A request with an older epoch is rejected, so a late batch does not become a part of the
-next transaction. A request needs the latest entry only if the cached entry has another epoch.
+next transaction. After the first transaction, a request needs the latest entry only if the cached entry has another
+epoch.
 
 **Decisions of others.** A timeout, an operator or a newer group member may abort a transaction while its producer is
 writing. The producer must not continue as if nothing had happened, because its next batch would belong to the next
@@ -183,10 +184,12 @@ class TransactionCoordinator:
     def checked_state(self, transactional_id: str, producer: ProducerEpoch, *, is_v2: bool = False) -> Decisions:
         """Return the latest state of an id, after checking that `producer` may write its next transaction.
 
-        In version 2, the cached state is sufficient if it has the producer's epoch, which has only one transaction.
+        In version 2, the cached state is sufficient if it has the producer's epoch, which has only one transaction. But
+        the client must have ended its previous transaction in version 2, because Produce 12 does not imply EndTxn 5.
         """
-        if is_v2:
-            known = self.log(transactional_id).current()
+        known = self.log(transactional_id).current() if is_v2 else None
+        instance = ClientInstance.parse(None if known is None else known.run)
+        if known is not None and instance is not None and instance.continued is not None:
             with suppress(CodeError):
                 self._check_may_write(known, producer)
                 return known

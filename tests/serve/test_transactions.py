@@ -564,11 +564,23 @@ def test_the_latest_entry_is_read_only_if_the_cached_entry_has_another_epoch() -
         requests.clear()
         return ClientTransaction(two, "job", producer, is_v2).open("t").n, len(requests)
 
-    assert opened(producer, is_v2=True) == (0, 0)
-    assert opened(producer, is_v2=False) == (0, 1)
+    # The client may still end this transaction in version 1.
+    assert opened(producer, is_v2=True) == (0, 1)
     following = one.end("job", producer, is_commit=True, is_v2=True)
     assert opened(following, is_v2=True) == (1, 2)
     assert opened(following, is_v2=True) == (1, 0)
+    assert opened(following, is_v2=False) == (1, 1)
+
+
+def test_a_client_that_ends_its_transactions_in_version_1_may_use_the_latest_version_of_produce() -> None:
+    """All transactions of such a client have the same epoch, so each request reads the latest entry."""
+    world = World()
+    one, two = coordinators(world)
+    producer = one.init("job", 60_000)
+    for _ in range(2):
+        _produce(two, producer, is_v2=True)
+        one.end("job", producer, is_commit=True)
+    assert world.values("t") == ["x", "x"]
 
 
 @pytest.mark.parametrize("timeout_ms", [0, MAX_TRANSACTION_TIMEOUT_MS + 1])
@@ -609,8 +621,8 @@ def test_each_request_writes_the_journal_if_a_cache_may_hide_the_latest_decision
     assert world.values("t") == ["x"]
 
 
-def _produce(coordinator: TransactionCoordinator, producer: ProducerEpoch) -> None:
-    transaction = ClientTransaction(coordinator, "job", producer)
+def _produce(coordinator: TransactionCoordinator, producer: ProducerEpoch, *, is_v2: bool = False) -> None:
+    transaction = ClientTransaction(coordinator, "job", producer, is_v2)
     log = coordinator.root.topic("t").log
     txn = transaction.open("t")
     _append(log, txn)
