@@ -131,15 +131,24 @@ class TransactionCoordinator:
             transactional_id: The id.
             timeout_ms: The client's `transaction.timeout.ms`.
             producer: The client's producer, if it continues after an error.
+
+        Raises `CodeError` with CONCURRENT_TRANSACTIONS if another request begins an epoch at the same time, as in
+        Kafka. Clients retry.
         """
         check_not_one_write(check_id(transactional_id, "transactional id"))
         if not 1 <= timeout_ms <= MAX_TRANSACTION_TIMEOUT_MS:
             raise CodeError(Code.INVALID_TRANSACTION_TIMEOUT)
+        log = self.log(transactional_id)
+        # Read this before anything else. The client may have closed its connection because this request takes too long
+        # (the probe does on a slow store) and have got a newer epoch with another request, which must not be fenced.
+        epoch = log.refresh().epoch
         self.root.engine.ensure_probed()
         new_id = self.root.env.new_id()
 
         def step(base: Decisions) -> Decisions | None:
             continued = None
+            if producer == NO_PRODUCER and base.epoch != epoch:
+                raise CodeError(Code.CONCURRENT_TRANSACTIONS, f"another request has begun an epoch of '{base.id}'")
             if producer != NO_PRODUCER and base.number >= 0:
                 if producer == self._former(base):
                     # The response to an earlier attempt, or to EndTxn, was lost.
@@ -149,7 +158,7 @@ class TransactionCoordinator:
                 continued = base.epoch
             return init(base, str(ClientInstance(timeout_ms, continued, new_id)), None, self.root.env.wall_ms())
 
-        return self.producer(self.log(transactional_id).write(step))
+        return self.producer(log.write(step))
 
     def producer(self, state: Decisions, epoch: int | None = None) -> ProducerEpoch:
         """Return the producer of an epoch in the journal of a transactional id; None: of the latest one."""

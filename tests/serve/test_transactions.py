@@ -126,6 +126,24 @@ def test_a_newer_instance_fences_the_older_one(root: sparklog.Root, address: Add
     newer.close()
 
 
+def test_a_request_that_its_client_has_given_up_does_not_fence_the_client(
+    root: sparklog.Root, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The client sends InitProducerId again, to another server, while the probe of the first server is running."""
+    servers = [TransactionCoordinator(sparklog.open(root.location)) for _ in range(2)]
+    probe, found = servers[0].root.engine.ensure_probed, []
+
+    def slow_probe() -> None:
+        found.append(servers[1].init("job", 60_000))
+        probe()
+
+    monkeypatch.setattr(servers[0].root.engine, "ensure_probed", slow_probe)
+    with pytest.raises(CodeError) as raised:
+        servers[0].init("job", 60_000)
+    assert raised.value.code is Code.CONCURRENT_TRANSACTIONS
+    assert servers[1].checked_state("job", found[0]).epoch == 1
+
+
 def test_a_transaction_survives_a_restart_of_the_server(root: sparklog.Root) -> None:
     """The server that gets EndTxn has not seen the batches."""
     with serving(root.location, ServeOptions(listen=FREE, writable=True)) as first:

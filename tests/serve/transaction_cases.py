@@ -14,7 +14,7 @@ from sparklog.serve.codes import Code
 from tests.serve.broker_cases import LATEST, NOT_YET, Answer, Asked, Case, code
 from tests.support.odd_batches import TIME_MS, odd_batch, record
 
-CONCURRENT_TRANSACTIONS = 51
+CONCURRENT_TRANSACTIONS = Code.CONCURRENT_TRANSACTIONS
 """A broker writes markers after its response to EndTxn, and asks clients to retry until they are written."""
 NEW_PRODUCER = (-1, -1)
 TOPIC_IDS_SINCE = 13
