@@ -113,7 +113,9 @@ def known_code(code: Code, api: str, version: int) -> Code:
     return code
 
 
-_BY_KIND: dict[type[SparklogError], Code] = {
+CodeTable = Mapping[type[SparklogError], Code]
+"""The code of each exception. The first type that an exception is an instance of applies."""
+DATA_CODES: CodeTable = {
     NotFound: Code.UNKNOWN_TOPIC_OR_PARTITION,
     BadRequest: Code.INVALID_REQUEST,
     Corrupt: Code.CORRUPT_MESSAGE,
@@ -121,6 +123,15 @@ _BY_KIND: dict[type[SparklogError], Code] = {
     # These codes make clients refresh their metadata and retry.
     Unavailable: Code.KAFKA_STORAGE_ERROR,
     Conflict: Code.KAFKA_STORAGE_ERROR,
+    SparklogError: Code.UNKNOWN_SERVER_ERROR,
+}
+# Clients look up the coordinator and retry if a request to the store has failed.
+GROUP_CODES: CodeTable = {BadRequest: Code.INVALID_GROUP_ID, SparklogError: Code.COORDINATOR_NOT_AVAILABLE}
+TRANSACTION_CODES: CodeTable = {
+    BadRequest: Code.INVALID_REQUEST,
+    NotFound: Code.UNKNOWN_TOPIC_OR_PARTITION,
+    Fenced: Code.PRODUCER_FENCED,
+    SparklogError: Code.COORDINATOR_NOT_AVAILABLE,
 }
 
 
@@ -136,19 +147,19 @@ class CodeError(Exception):
 FAILURES = (CodeError, SparklogError)
 
 
-def code_of(error: SparklogError | CodeError) -> Code:
+def code_of(error: SparklogError | CodeError, codes: CodeTable = DATA_CODES) -> Code:
     """Return the code of an error. Clients decide by the code whether to retry."""
     if isinstance(error, CodeError):
         return error.code
-    return next((code for kind, code in _BY_KIND.items() if isinstance(error, kind)), Code.UNKNOWN_SERVER_ERROR)
+    return next(code for kind, code in codes.items() if isinstance(error, kind))
 
 
-def failure(error: SparklogError | CodeError) -> Fields:
+def failure(error: SparklogError | CodeError, codes: CodeTable = DATA_CODES) -> Fields:
     """Return the response fields for an error.
 
     The message is truncated, because it may contain a long value of the request.
     """
-    return {"errorCode": code_of(error), "errorMessage": str(error)[:MAX_MESSAGE_LENGTH]}
+    return {"errorCode": code_of(error, codes), "errorMessage": str(error)[:MAX_MESSAGE_LENGTH]}
 
 
 @contextmanager

@@ -62,6 +62,7 @@ from sparklog.log.decisions.decision import (
 )
 from sparklog.log.decisions.decision_log import DecisionLog, open_transactions, timeout_of
 from sparklog.log.journal.clocks import reading_clock_ms
+from sparklog.log.journal.entry_log import Step
 from sparklog.log.journal.names import check_id
 from sparklog.log.state.commit import Txn
 from sparklog.log.state.topic_state import TopicState
@@ -367,28 +368,27 @@ class ClientTransaction:
             raise CodeError(Code.INVALID_TXN_STATE, "the batches belong to an earlier transaction")
         latest = prepares[-1]
         prepared = Prepared(log.topic, topic.topic_id, latest.version, latest.commit_id, part=log.topic)
-
-        def step(base: Decisions) -> Decisions | None:
-            self.coordinator.check_undecided(base, self.producer, txn.n)
-            return prepare(base, txn.n, [prepared], part=log.topic)
-
         known = decisions.current()
         is_added = known.newest + 1 == txn.n and any(item.topic == log.topic for item in known.prepared)
         if not is_added or log.store.hides_names:
             log.make_durable()
-            decisions.write(step)
+            self._write(txn.n, lambda base: prepare(base, txn.n, [prepared], part=log.topic))
 
     def add_offsets(self, group: Group, member: GroupMetadata | None, offsets: Offsets) -> None:
         """Add pending offsets of a group to the transaction."""
         state = self.coordinator.checked_state(self.transactional_id, self.producer, is_v2=self.is_v2)
         n = state.newest + 1
         number = group.prepare(member, state.id, n, _timeout_ms(state), group.checked(offsets))
+        self._write(n, lambda base: prepare(base, n, (), groups=[PreparedGroup(group.id, number)]))
 
-        def step(base: Decisions) -> Decisions | None:
+    def _write(self, n: int, step: Step[Decisions]) -> None:
+        """Write an entry about transaction `n` while it is undecided."""
+
+        def checked(base: Decisions) -> Decisions | None:
             self.coordinator.check_undecided(base, self.producer, n)
-            return prepare(base, n, (), groups=[PreparedGroup(group.id, number)])
+            return step(base)
 
-        self.coordinator.log(state.id).write(step)
+        self.coordinator.log(self.transactional_id).write(checked)
 
 
 def _with_next_epoch(base: Decisions, after: Decisions, *, is_v2: bool) -> Decisions:

@@ -18,7 +18,7 @@ from collections.abc import Awaitable, Callable
 from functools import wraps
 from typing import Any
 
-from sparklog.errors import BadRequest, Conflict, NotFound
+from sparklog.errors import Conflict, NotFound
 from sparklog.format.checkpoint_files import TopicPartition
 from sparklog.groups.group import DEAD, Group
 from sparklog.groups.group_journal import MAX_METADATA
@@ -28,7 +28,7 @@ from sparklog.groups.lag import Groups
 from sparklog.kafka.messages.message_schema import Fields
 from sparklog.log.journal.names import check_id
 from sparklog.serve.authorized_operations import group_operations
-from sparklog.serve.codes import FAILURES, Code, CodeError, errors_as, failure, partition_rows
+from sparklog.serve.codes import FAILURES, GROUP_CODES, Code, CodeError, code_of, errors_as, failure, partition_rows
 from sparklog.serve.coordinator import Coordinator, Positions
 from sparklog.serve.group_members import COMPLETING, GroupMembers
 from sparklog.serve.join_details import CONSUMER, JoinDetails
@@ -76,13 +76,6 @@ def _members_of(request: ServedRequest) -> GroupMembers:
     return coordinator_of(request, group).members(group)
 
 
-def _code(error: Exception) -> Code:
-    """Return the error code for one of `FAILURES`. Clients retry if a request to the store has failed."""
-    if isinstance(error, CodeError):
-        return error.code
-    return Code.INVALID_GROUP_ID if isinstance(error, BadRequest) else Code.COORDINATOR_NOT_AVAILABLE
-
-
 def _with_code(handler: Callable[..., Awaitable[Fields]]) -> Callable[..., Awaitable[Fields]]:
     """Respond to a failed request, or to a failed part of a request, with only the error code."""
 
@@ -91,7 +84,7 @@ def _with_code(handler: Callable[..., Awaitable[Fields]]) -> Callable[..., Await
         try:
             return await handler(*arguments)
         except FAILURES as error:
-            return {"errorCode": _code(error)}
+            return {"errorCode": code_of(error, GROUP_CODES)}
 
     return response
 
@@ -122,7 +115,7 @@ async def join_group(request: ServedRequest) -> Fields:
         joined = await members.join(details, id_first=version >= 4, may_skip=version >= 9)
     except FAILURES as error:
         member = error.fields.get("memberId", "") if isinstance(error, CodeError) else ""
-        return {"errorCode": _code(error), "generationId": -1, "memberId": member or details.member}
+        return {"errorCode": code_of(error, GROUP_CODES), "generationId": -1, "memberId": member or details.member}
     return {
         "generationId": joined.generation,
         "protocolType": details.kind,
@@ -184,7 +177,7 @@ async def offset_commit(request: ServedRequest) -> Fields:
         if positions:
             await _commit(coordinator, request.fields, positions, request.version)
     except FAILURES as error:
-        code = _code(error)
+        code = code_of(error, GROUP_CODES)
         rows = partition_rows(request.fields, lambda *_: {"errorCode": code})
     return {"topics": rows}
 
@@ -256,7 +249,7 @@ async def _offset_fetch(request: ServedRequest, group: str, requested: list[Fiel
         await coordinator.has_consumer(group, sender.get("memberId") or "", sender.get("memberEpoch", -1))
         return {"topics": await coordinator.run(_offsets, request, coordinator.group(group), numbers)}
     except FAILURES as error:
-        code = _code(error)
+        code = code_of(error, GROUP_CODES)
     # In version 1, only partitions have an error code.
     return {"errorCode": code, "topics": _offset_rows(numbers or {}, lambda _: {"errorCode": code})}
 
@@ -344,7 +337,7 @@ async def _find_coordinator(request: ServedRequest, group: str) -> Fields:
         else:
             raise CodeError(Code.INVALID_REQUEST, "share groups are not supported")
     except FAILURES as error:
-        return {**failure(error), "errorCode": _code(error), "nodeId": -1}
+        return {**failure(error, GROUP_CODES), "nodeId": -1}
     return {"nodeId": services.node_ids[node], "host": node.host, "port": node.port}
 
 

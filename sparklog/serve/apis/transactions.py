@@ -14,11 +14,20 @@ import logging
 from collections.abc import Collection, Sequence
 from functools import partial
 
-from sparklog.errors import BadRequest, Fenced, NotFound, SparklogError
+from sparklog.errors import Fenced, NotFound, SparklogError
 from sparklog.kafka.messages.coordinator_records import Status
 from sparklog.kafka.messages.message_schema import Fields
 from sparklog.serve.apis.groups import check_group, checked_positions
-from sparklog.serve.codes import FAILURES, Code, CodeError, errors_as, known_code, partition_rows
+from sparklog.serve.codes import (
+    FAILURES,
+    TRANSACTION_CODES,
+    Code,
+    CodeError,
+    code_of,
+    errors_as,
+    known_code,
+    partition_rows,
+)
 from sparklog.serve.coordinator import Positions
 from sparklog.serve.name_patterns import matching_names
 from sparklog.serve.services import ServedRequest
@@ -240,12 +249,4 @@ def _coordinator_of(request: ServedRequest, transactional_id: str, *, reading: b
 
 def _code(request: ServedRequest, error: CodeError | SparklogError) -> Code:
     """Return the error code of a failed request, which is one that the API has in its version."""
-    code = error.code if isinstance(error, CodeError) else _CODES.get(type(error), Code.COORDINATOR_NOT_AVAILABLE)
-    return known_code(code, request.api.name, request.version)
-
-
-_CODES: dict[type[SparklogError], Code] = {
-    BadRequest: Code.INVALID_REQUEST,
-    NotFound: Code.UNKNOWN_TOPIC_OR_PARTITION,
-    Fenced: Code.PRODUCER_FENCED,
-}
+    return known_code(code_of(error, TRANSACTION_CODES), request.api.name, request.version)
