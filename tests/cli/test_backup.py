@@ -32,29 +32,34 @@ def consumed(sparklog: Sparklog, root: Path, topic: str = "orders") -> list[str]
 
 
 def test_backup_list_and_restore(sparklog: Sparklog, filled: Path, lines_file: LinesFile, tmp_path: Path) -> None:
-    place, new = tmp_path / "backups", tmp_path / "new"
-    assert sparklog("backup", "--to", place, "--dry-run").out.startswith("Would copy 1 file (")
-    assert not place.exists()
-    assert sparklog("backup", "--to", place).out.startswith("Backup 1: 1 topic, 1 group, ")
+    repository, new = tmp_path / "backups", tmp_path / "new"
+    assert sparklog("backup", "--to", repository, "--dry-run").out.startswith("Would copy 1 file (")
+    assert not repository.exists()
+    assert sparklog("backup", "--to", repository).out.startswith("Backup 1: 1 topic, 1 group, ")
     sparklog("produce", "orders", "-p", 0, "--file", lines_file("c\n"))
-    shown = json.loads(sparklog("backup", "--to", place, "--json").out)
+    shown = json.loads(sparklog("backup", "--to", repository, "--json").out)
     assert (shown["number"], shown["topics"][0]["version"], shown["pruned"]) == (2, 4, None)
-    heading, first, second = sparklog("backup", "--to", place, "--list").lines
+    heading, first, second = sparklog("backup", "--to", repository, "--list").lines
     assert heading.split() == ["BACKUP", "TAKEN", "ALL-TIMES-SINCE", "TOPICS", "GROUPS", "BYTES", "COPIED"]
     assert (first.split()[0], second.split()[0]) == ("1", "2")
-    taken = json.loads(sparklog("backup", "--to", place, "--list", "--json").out)
+    taken = json.loads(sparklog("backup", "--to", repository, "--list", "--json").out)
     assert [item["number"] for item in taken] == [1, 2]
-    assert "Would restore 1 topic" in sparklog("restore", place, "--to", new, "--dry-run").out
+    assert "Would restore 1 topic" in sparklog("restore", repository, "--to", new, "--dry-run").out
     assert not new.exists()
-    assert sparklog("restore", place, "--to", new).lines[0].startswith("Restored 1 topic and 1 group from backup 2")
+    assert (
+        sparklog("restore", repository, "--to", new).lines[0].startswith("Restored 1 topic and 1 group from backup 2")
+    )
     assert consumed(sparklog, new) == ["a", "b", "c"]
     assert "every byte accounted for" in sparklog("verify", "--root", new).out
     assert Groups(library.open(new)).group("billing").committed()["orders", 0].offset == 1
     older = tmp_path / "older"
-    sparklog("restore", place, "--to", older, "--backup", 1, "--rename", "orders=old")
+    sparklog("restore", repository, "--to", older, "--backup", 1, "--rename", "orders=old")
     assert consumed(sparklog, older, "old") == ["a", "b"]
     at = tmp_path / "at"
-    assert json.loads(sparklog("restore", place, "--to", at, "-t", "orders", "--as-of", 1, "--json").out)["backup"] == 1
+    assert (
+        json.loads(sparklog("restore", repository, "--to", at, "-t", "orders", "--as-of", 1, "--json").out)["backup"]
+        == 1
+    )
     assert consumed(sparklog, at) == ["a", "b"]
     live = tmp_path / "live"
     assert "from a root" in sparklog("restore", filled, "--to", live).out
@@ -63,16 +68,17 @@ def test_backup_list_and_restore(sparklog: Sparklog, filled: Path, lines_file: L
 
 @pytest.mark.usefixtures("records_in_files")
 def test_backup_creates_links_and_prunes_old_backups(sparklog: Sparklog, filled: Path, tmp_path: Path) -> None:
-    place, new = tmp_path / "backups", tmp_path / "new"
-    sparklog("backup", "--to", place, "--link")
-    files = list((place / "orders" / "append").iterdir())
+    repository, new = tmp_path / "backups", tmp_path / "new"
+    sparklog("backup", "--to", repository, "--link")
+    files = list((repository / "orders" / "append").iterdir())
     assert files
     assert all(file.stat().st_nlink == 2 for file in files)
-    assert "Deleted backups: 1;" in sparklog("backup", "--to", place, "--keep", 1).out
+    assert "Deleted backups: 1;" in sparklog("backup", "--to", repository, "--keep", 1).out
     assert (
-        "Would delete backups: none" in sparklog("backup", "--to", place, "--prune", "--keep-days", 1, "--dry-run").out
+        "Would delete backups: none"
+        in sparklog("backup", "--to", repository, "--prune", "--keep-days", 1, "--dry-run").out
     )
-    sparklog("restore", place, "--to", new, "--link")
+    sparklog("restore", repository, "--to", new, "--link")
     assert consumed(sparklog, new) == ["a", "b"]
 
 
@@ -93,21 +99,21 @@ def test_backup_rejects_kafka_directories_and_expands_the_home_directory(
 
 
 def test_unrelated_damage_is_skipped_and_reported(sparklog: Sparklog, filled: Path, tmp_path: Path) -> None:
-    place, new = tmp_path / "backups", tmp_path / "new"
+    repository, new = tmp_path / "backups", tmp_path / "new"
     sparklog("topics", "create", "quiet")
     entry = max((filled / "_groups" / "billing" / "_log").glob("*.json"))
     entry.write_bytes(entry.read_bytes().replace(b'"generation"', b'"generatiom"'))
-    strict = sparklog("backup", "--to", place, code=1)
+    strict = sparklog("backup", "--to", repository, code=1)
     assert f"_groups/billing/_log/{entry.name}" in strict.err
     assert strict.err.count("\n") == 1
     assert (
         "the journal cannot be skipped, because it contains topic 'orders'"
-        in sparklog("backup", "--to", place, "-t", "orders", code=1).err
+        in sparklog("backup", "--to", repository, "-t", "orders", code=1).err
     )
     for arguments in (
-        ("backup", "--to", place, "-t", "quiet", "--dry-run"),
-        ("backup", "--to", place, "-t", "quiet"),
-        ("restore", place, "--to", new),
+        ("backup", "--to", repository, "-t", "quiet", "--dry-run"),
+        ("backup", "--to", repository, "-t", "quiet"),
+        ("restore", repository, "--to", new),
         ("restore", filled, "--to", tmp_path / "live", "-t", "quiet"),
     ):
         outcome = sparklog(*arguments, code=1)
@@ -118,9 +124,9 @@ def test_unrelated_damage_is_skipped_and_reported(sparklog: Sparklog, filled: Pa
         assert entry.name in outcome.err
         assert outcome.err.count("\n") == 1
     assert sparklog("topics", "list", "--root", new).lines == ["quiet"]
-    shown = json.loads(sparklog("backup", "--to", place, "--list", "--json").out)[0]
+    shown = json.loads(sparklog("backup", "--to", repository, "--list", "--json").out)[0]
     assert (shown["only"], [item["id"] for item in shown["leftOut"]]) == (["quiet"], ["billing"])
-    assert sparklog("backup", "--to", place, "--list").lines[1].split()[-5:-3] == ["only", "1"]
+    assert sparklog("backup", "--to", repository, "--list").lines[1].split()[-5:-3] == ["only", "1"]
 
 
 def test_group_offsets_beyond_the_version_are_reset_to_the_end(
@@ -150,43 +156,43 @@ def test_group_offsets_beyond_the_version_are_reset_to_the_end(
             "is a topic directory, expected a root: specify --root {root}, and",
         ),
         (("backup", "--to", "{root}/orders/place"), 1, "is inside the root {root}, and roots cannot be nested"),
-        (("restore", "{root}", "--to", "{place}/new"), 1, "is inside the backup repository {place}"),
-        (("topics", "create", "t", "--root", "{place}/new"), 1, "{place} is a backup repository, which is read-only"),
+        (("restore", "{root}", "--to", "{repository}/new"), 1, "is inside the backup repository {repository}"),
+        (("topics", "create", "t", "--root", "{repository}/new"), 1, "is a backup repository, which is read-only"),
         (("backup", "--to", "{new}", "-t", "ordres"), 1, "did you mean 'orders'"),
         (("backup", "--to", "{new}", "--list"), 1, "is not a backup repository"),
         (("backup", "--to", "{new}", "--prune", "--keep", "1"), 1, "is not a backup repository"),
-        (("backup", "--to", "{place}", "--prune"), 2, "--prune requires --keep or --keep-days"),
-        (("backup", "--to", "{place}", "--keep", "0"), 2, "--keep"),
+        (("backup", "--to", "{repository}", "--prune"), 2, "--prune requires --keep or --keep-days"),
+        (("backup", "--to", "{repository}", "--keep", "0"), 2, "--keep"),
         (("backup",), 2, "--to"),
         (("restore", "{new}", "--to", "{new}2"), 1, "neither a backup repository"),
-        (("restore", "{place}", "--to", "{root}"), 1, "is not empty"),
-        (("restore", "{place}", "--to", "{new}", "--as-of", "3"), 1, "a version requires exactly one topic"),
-        (("restore", "{place}", "--to", "{new}", "--as-of", "tuesday"), 2, "--as-of"),
-        (("restore", "{place}", "--to", "{new}", "--as-of", "2001-01-01"), 1, "no topic existed at 2001-01-01"),
-        (("restore", "{place}", "--to", "{new}", "--as-of", "2999-01-01"), 1, "the latest backup started at"),
+        (("restore", "{repository}", "--to", "{root}"), 1, "is not empty"),
+        (("restore", "{repository}", "--to", "{new}", "--as-of", "3"), 1, "a version requires exactly one topic"),
+        (("restore", "{repository}", "--to", "{new}", "--as-of", "tuesday"), 2, "--as-of"),
+        (("restore", "{repository}", "--to", "{new}", "--as-of", "2001-01-01"), 1, "no topic existed at 2001-01-01"),
+        (("restore", "{repository}", "--to", "{new}", "--as-of", "2999-01-01"), 1, "the latest backup started at"),
         (
-            ("restore", "{place}", "--to", "{new}", "--as-of", "9" * 18),
+            ("restore", "{repository}", "--to", "{new}", "--as-of", "9" * 18),
             1,
             f", before {'9' * 18}; make another backup first",
         ),
-        (("restore", "{place}", "--to", "{new}", "--backup", "7"), 1, "backup 7 does not exist"),
-        (("restore", "{place}", "--to", "{new}", "-t", "ordres"), 1, "did you mean 'orders'"),
-        (("restore", "{place}", "--to", "{new}", "--rename", "orders"), 2, "OLD=NEW"),
-        (("restore", "{place}", "--to", "{new}", "--rename", "orders=a/b"), 1, "a/b"),
+        (("restore", "{repository}", "--to", "{new}", "--backup", "7"), 1, "backup 7 does not exist"),
+        (("restore", "{repository}", "--to", "{new}", "-t", "ordres"), 1, "did you mean 'orders'"),
+        (("restore", "{repository}", "--to", "{new}", "--rename", "orders"), 2, "OLD=NEW"),
+        (("restore", "{repository}", "--to", "{new}", "--rename", "orders=a/b"), 1, "a/b"),
     ],
 )
 def test_invalid_input_is_a_one_line_error_and_changes_nothing(
     sparklog: Sparklog, filled: Path, tmp_path: Path, arguments: tuple[str, ...], code: int, says: str
 ) -> None:
-    place, new = tmp_path / "backups", tmp_path / "new"
-    sparklog("backup", "--to", place)
+    repository, new = tmp_path / "backups", tmp_path / "new"
+    sparklog("backup", "--to", repository)
     before = {
-        path: path.stat().st_mtime_ns for folder in (place, filled) for path in folder.rglob("*") if path.is_file()
+        path: path.stat().st_mtime_ns for folder in (repository, filled) for path in folder.rglob("*") if path.is_file()
     }
-    outcome = sparklog(*(text.format(root=filled, place=place, new=new) for text in arguments), code=code)
-    assert says.format(root=filled, place=place, new=new) in outcome.err
+    outcome = sparklog(*(text.format(root=filled, repository=repository, new=new) for text in arguments), code=code)
+    assert says.format(root=filled, repository=repository, new=new) in outcome.err
     assert outcome.err.count("\n") == 1
     after = {
-        path: path.stat().st_mtime_ns for folder in (place, filled) for path in folder.rglob("*") if path.is_file()
+        path: path.stat().st_mtime_ns for folder in (repository, filled) for path in folder.rglob("*") if path.is_file()
     }
     assert {path: time for path, time in after.items() if "running" not in path.parts} == before

@@ -96,7 +96,7 @@ def furnish(root: Root) -> None:
 
 
 @pytest.fixture
-def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The directories of a host, with a root that was created on Monday."""
     for name in ("data/log", "data/empty", "backup", "node_exporter"):
         (tmp_path / name).mkdir(parents=True)
@@ -132,44 +132,44 @@ def is_option_with_a_value(option: Any) -> bool:
     return is_option and not option.is_flag and not option.count and not option._flag_needs_value
 
 
-def on_this_machine(line: str, command: str, place: Path, bucket: str | None = None) -> str:
+def on_this_machine(line: str, command: str, directory: Path, bucket: str | None = None) -> str:
     """Return an example with directories below `place`, or roots in a bucket, without the word `sparklog`."""
     # Create the topic, or import it from Kafka's directory, if it does not exist.
     root = "data/empty" if command in ("topics create", "import") else "data/log"
     line = re.sub(r"/data/log(?=$| )", f"/{root}", line).replace("/var/lib/kafka/data", "/data/kafka-logs")
     if bucket is not None:
         line = re.sub(r"(?<= )/(data/(?:log|empty)\S*|backup/\S*)", lambda at: shlex.quote(join(bucket, at[1])), line)
-    line = line.replace("/var/lib/node_exporter", str(place))
+    line = line.replace("/var/lib/node_exporter", str(directory))
     if "/opt/kafka/config" in line:
-        (place / "server.properties").write_text("num.partitions=3\n")
-        line = line.replace("/opt/kafka/config", str(place))
-    piped, _, words = re.sub(r"(?<= )/(data|backup)/", f"{place}/\\1/", line).rpartition("sparklog ")
+        (directory / "server.properties").write_text("num.partitions=3\n")
+        line = line.replace("/opt/kafka/config", str(directory))
+    piped, _, words = re.sub(r"(?<= )/(data|backup)/", f"{directory}/\\1/", line).rpartition("sparklog ")
     assert words.startswith(command), f"{command} --help shows {line}"
     if not piped:
         return words
-    (place / "lines").write_text(shlex.split(piped)[1] + "\n")
-    return f"{words} --file {place}/lines"
+    (directory / "lines").write_text(shlex.split(piped)[1] + "\n")
+    return f"{words} --file {directory}/lines"
 
 
 @pytest.mark.java
 @pytest.mark.parametrize("more", ["", " --json"], ids=["text", "json"])
-def test_examples_run_on_a_disk(place: Path, monkeypatch: pytest.MonkeyPatch, more: str) -> None:
-    run_the_examples(place, monkeypatch, more)
+def test_examples_run_on_a_disk(directory: Path, monkeypatch: pytest.MonkeyPatch, more: str) -> None:
+    run_the_examples(directory, monkeypatch, more)
 
 
 @pytest.mark.slow
 @pytest.mark.java
-def test_examples_run_on_a_bucket(place: Path, monkeypatch: pytest.MonkeyPatch, bucket: str) -> None:
+def test_examples_run_on_a_bucket(directory: Path, monkeypatch: pytest.MonkeyPatch, bucket: str) -> None:
     """The root and the backups are given as URLs instead of paths."""
-    shutil.rmtree(place / "data")
+    shutil.rmtree(directory / "data")
     begin_on_monday(join(bucket, "data/log"))
-    run_the_examples(place, monkeypatch, "", bucket)
-    assert sorted(entry.name for entry in (place / "data").iterdir()) == ["kafka-logs"]
-    assert not any((place / "backup").iterdir())
+    run_the_examples(directory, monkeypatch, "", bucket)
+    assert sorted(entry.name for entry in (directory / "data").iterdir()) == ["kafka-logs"]
+    assert not any((directory / "backup").iterdir())
 
 
-def run_the_examples(place: Path, monkeypatch: pytest.MonkeyPatch, more: str, bucket: str | None = None) -> None:
-    empty = f"{place}/data/empty" if bucket is None else shlex.quote(join(bucket, "data/empty"))
+def run_the_examples(directory: Path, monkeypatch: pytest.MonkeyPatch, more: str, bucket: str | None = None) -> None:
+    empty = f"{directory}/data/empty" if bucket is None else shlex.quote(join(bucket, "data/empty"))
     for command in IN_TURN:
         lines = examples(command)
         assert lines, f"{command} --help has no example"
@@ -177,13 +177,13 @@ def run_the_examples(place: Path, monkeypatch: pytest.MonkeyPatch, more: str, bu
             if command == "import":
                 run(f"topics delete orders --root {empty}")
             if "--files 0" in line:
-                monkeypatch.chdir(place / "data" / "kafka-logs" / "orders-0")
+                monkeypatch.chdir(directory / "data" / "kafka-logs" / "orders-0")
             as_json = more if command not in TEXT_ONLY else ""
-            printed = run(on_this_machine(line, command, place, bucket) + as_json)
+            printed = run(on_this_machine(line, command, directory, bucket) + as_json)
             assert not as_json or json_of(printed), line
-            monkeypatch.chdir(place)
-    assert (place / "report.html").stat().st_size > 0
-    assert (place / "sparklog.prom").stat().st_size > 0
+            monkeypatch.chdir(directory)
+    assert (directory / "report.html").stat().st_size > 0
+    assert (directory / "sparklog.prom").stat().st_size > 0
 
 
 def json_of(text: str) -> list[object]:

@@ -64,7 +64,7 @@ PRODUCED: list[tuple[str, str, list[tuple[object, ...]]]] = [
 
 
 @pytest.fixture
-def place(root: Path) -> Path:
+def directory(root: Path) -> Path:
     """Topic `orders` with two records in each of two partitions, `clicks` with a config, and a group."""
     opened = library.open(root, create=True)
     rows = {
@@ -214,7 +214,9 @@ def test_the_options_are_those_of_kafkas_tools() -> None:
         ),
     ],
 )  # fmt: skip
-def test_translated_command_lines_have_the_same_output(sparklog: Sparklog, place: Path, line: str, here: str) -> None:
+def test_translated_command_lines_have_the_same_output(
+    sparklog: Sparklog, directory: Path, line: str, here: str
+) -> None:
     # The lag in seconds may increase between the two commands.
     printed, expected = (re.sub(r"\d{6,}\.\d", "SECONDS", sparklog(*shlex.split(each)).out) for each in (line, here))
     assert printed == expected
@@ -223,7 +225,7 @@ def test_translated_command_lines_have_the_same_output(sparklog: Sparklog, place
 
 @pytest.mark.parametrize(("words", "lines", "records"), PRODUCED)
 def test_producer_properties_are_translated(
-    sparklog: Sparklog, place: Path, tmp_path: Path, words: str, lines: str, records: list[tuple[object, ...]]
+    sparklog: Sparklog, directory: Path, tmp_path: Path, words: str, lines: str, records: list[tuple[object, ...]]
 ) -> None:
     file = tmp_path / "lines"
     file.write_text(lines)
@@ -233,7 +235,7 @@ def test_producer_properties_are_translated(
     assert [(row["key"], row["value"], row["headers"]) for row in rows] == expected
 
 
-def test_codecs(place: Path) -> None:
+def test_codecs(directory: Path) -> None:
     """If the value of an option is optional, the option consumes the next word if that is not an option."""
     options = dict.fromkeys(("--compression", "--linger-ms", "--root"), True)
     for line, words in (
@@ -248,26 +250,26 @@ def test_codecs(place: Path) -> None:
         assert translate_options("produce", line.split(), options) == words.split()
 
 
-def test_changes(sparklog: Sparklog, place: Path) -> None:
+def test_changes(sparklog: Sparklog, directory: Path) -> None:
     """Translated options that change topics have an effect."""
     line = "topics --create --if-not-exists --topic new --partitions 3 --replication-factor 1 --config retention.ms=7"
     assert sparklog(*line.split()).out.startswith("Created topic new with 3 partitions in ")
     sparklog(*shlex.split("topics --alter --topic new --partitions 4"))
     sparklog(*shlex.split("configs --alter --entity-type topics --entity-name new --add-config retention.ms=8"))
-    described = library.open(place).topic("new").describe()
+    described = library.open(directory).topic("new").describe()
     assert len(described.partitions) == 4
     assert ("retention.ms", "8") in [(config.name, config.value) for config in described.configs]
     sparklog(*shlex.split("topics --delete --topic new"))
     assert sparklog("topics", "--list").lines == ["clicks", "longs", "orders"]
 
     sparklog(*shlex.split("consume --topic orders --consumer-property group.id=audit --max-messages 1"))
-    assert Groups(place).group("audit").committed()[("orders", 0)].offset == 1
+    assert Groups(directory).group("audit").committed()[("orders", 0)].offset == 1
     sparklog(*shlex.split("groups --reset-offsets --group audit --topic orders --to-latest --execute"))
-    assert Groups(place).group("audit").committed()[("orders", 0)].offset == 2
+    assert Groups(directory).group("audit").committed()[("orders", 0)].offset == 2
     sparklog(*shlex.split("groups --delete-offsets --group audit --topic orders:0"))
-    assert list(Groups(place).group("audit").committed()) == [("orders", 1)]
+    assert list(Groups(directory).group("audit").committed()) == [("orders", 1)]
     assert sparklog(*shlex.split("groups --delete --group audit")).out == "Deleted group audit.\n"
-    transaction = library.transactional(place, "job").begin()
+    transaction = library.transactional(directory, "job").begin()
     transaction.append("clicks", pa.table({"value": [b"c1"]}))
     transaction._prepare_topics()
     aborted = sparklog("transactions", "forceTerminateTransaction", "--transactionalId", "job").out
@@ -287,13 +289,13 @@ def test_internal_topics_of_a_kafka_directory(sparklog: Sparklog, fixtures: Path
     assert {line.split(":")[0] for line in offsets} == set(rest)
 
 
-def test_groups_are_listed_by_state(sparklog: Sparklog, place: Path) -> None:
-    Groups(place).group("busy").join("one")
+def test_groups_are_listed_by_state(sparklog: Sparklog, directory: Path) -> None:
+    Groups(directory).group("busy").join("one")
     for state, names in (("Stable", ["busy"]), ("empty", ["g"]), ("stable,Empty", ["busy", "g"]), ("dead", [])):
         assert [line.split()[0] for line in sparklog("groups", "list", "--state", state).lines[1:]] == names
 
 
-def test_options_without_effect_are_reported(sparklog: Sparklog, place: Path) -> None:
+def test_options_without_effect_are_reported(sparklog: Sparklog, directory: Path) -> None:
     line = "consume --topic clicks --consumer-property fetch.min.bytes=5 --enable-systest-events"
     outcome = sparklog(*line.split())
     assert (outcome.out, outcome.err.splitlines()) == (
@@ -347,7 +349,7 @@ def test_options_without_effect_are_reported(sparklog: Sparklog, place: Path) ->
         ("kcat -L -o 5", "kcat -o: `sparklog topics describe` has no equivalent; see its --help"),
     ],
 )  # fmt: skip
-def test_missing_equivalents_are_one_line_errors(sparklog: Sparklog, place: Path, line: str, says: str) -> None:
+def test_missing_equivalents_are_one_line_errors(sparklog: Sparklog, directory: Path, line: str, says: str) -> None:
     outcome = sparklog(*shlex.split(line), code=2)
     assert says in outcome.err
     assert (outcome.err.count("\n"), outcome.out) == (1, "")
@@ -371,11 +373,11 @@ def test_missing_equivalents_are_one_line_errors(sparklog: Sparklog, place: Path
         ("kcat -Q -t orders:1:-1", "offsets --topic-partitions orders:1 --time -1"),
     ],
 )  # fmt: skip
-def test_kcat_command_lines_report_the_equivalent(sparklog: Sparklog, place: Path, line: str, command: str) -> None:
+def test_kcat_command_lines_report_the_equivalent(sparklog: Sparklog, directory: Path, line: str, command: str) -> None:
     outcome = sparklog(*shlex.split(line), code=2)
     assert outcome.out == ""
     assert outcome.err == f"sparklog: kcat's options differ: use sparklog {command}\n"
-    words = [str(place) if word == "PATH" else word for word in shlex.split(command)]
+    words = [str(directory) if word == "PATH" else word for word in shlex.split(command)]
     if "--follow" not in words and words[0] != "produce":
         assert sparklog(*words).out
 
@@ -407,11 +409,11 @@ def test_other_command_lines_are_unchanged() -> None:
         "-C -t longs -s value=q",
     ],
 )
-def test_the_equivalent_prints_the_output_of_kcat(sparklog: Sparklog, place: Path, line: str) -> None:
+def test_the_equivalent_prints_the_output_of_kcat(sparklog: Sparklog, directory: Path, line: str) -> None:
     program = shutil.which("kcat")
     if program is None:
         pytest.skip("there is no kcat: Debian has it in a package of that name")
-    with serving(str(place), ServeOptions(listen=Address("127.0.0.1", 0))) as address:
+    with serving(str(directory), ServeOptions(listen=Address("127.0.0.1", 0))) as address:
         words = ["-q", "-e", *shlex.split(line)]
         done = subprocess.run([program, "-b", str(address), *words], capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr

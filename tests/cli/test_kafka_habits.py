@@ -20,7 +20,7 @@ HEADERS = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))
 
 
 @pytest.fixture
-def place(root: Path) -> Path:
+def directory(root: Path) -> Path:
     """Topic `orders` with v0 to v4 in partition 0 and w0, w1 in partition 1, one second apart, and `clicks` and `old`
     with one record each.
     """
@@ -89,7 +89,7 @@ def committed(root: Path, group: str) -> dict[tuple[str, int], int]:
     ],
 )  # fmt: skip
 def test_kafka_command_lines_print_the_expected_output(
-    sparklog: Sparklog, root: Path, place: Path, line: str, printed: str
+    sparklog: Sparklog, root: Path, directory: Path, line: str, printed: str
 ) -> None:
     shown = "|".join(text.replace("|", "\\|") for text in sparklog(*shlex.split(line)).lines)
     assert shown == printed.replace("ROOT", str(root))
@@ -153,7 +153,7 @@ ONCE = "omit one"
         ("consume orders --group g -o latest", "specify --group or --offset, not both"),
     ],
 )  # fmt: skip
-def test_wrong_usage_is_one_line(sparklog: Sparklog, place: Path, line: str, says: str) -> None:
+def test_wrong_usage_is_one_line(sparklog: Sparklog, directory: Path, line: str, says: str) -> None:
     outcome = sparklog(*shlex.split(line), code=2)
     assert says in outcome.err
     assert (outcome.err.count("\n"), outcome.out) == (1, "")
@@ -173,14 +173,14 @@ def test_wrong_usage_is_one_line(sparklog: Sparklog, place: Path, line: str, say
         ("consume orders --format 'x%'", "and %%, found '%' ["),
     ],
 )
-def test_an_error_is_one_line(sparklog: Sparklog, place: Path, line: str, says: str) -> None:
+def test_an_error_is_one_line(sparklog: Sparklog, directory: Path, line: str, says: str) -> None:
     outcome = sparklog(*shlex.split(line), code=1)
-    assert says.format(root=place) in outcome.err
+    assert says.format(root=directory) in outcome.err
     assert (outcome.err.count("\n"), outcome.out) == (1, "")
 
 
 def test_a_missing_topic_is_created_unless_the_name_may_be_misspelled(
-    sparklog: Sparklog, place: Path, tmp_path: Path
+    sparklog: Sparklog, directory: Path, tmp_path: Path
 ) -> None:
     file = tmp_path / "lines"
     file.write_text("a\n")
@@ -206,71 +206,75 @@ def test_escapes(text: str, bytes_: bytes) -> None:
     assert unescaped(text) == bytes_
 
 
-def test_escapes_in_produced_records(sparklog: Sparklog, place: Path, tmp_path: Path) -> None:
+def test_escapes_in_produced_records(sparklog: Sparklog, directory: Path, tmp_path: Path) -> None:
     file = tmp_path / "lines"
     file.write_bytes(b"a\0b\nc\0\x1f\n")
     sparklog("produce", "--topic", "clicks", "--file", file, "--key-separator", r"\0", "--null-marker", r"\x1f")
     assert sparklog("consume", "clicks", "-o", -2, "--print-key").lines == ["a\tb", "c\tnull"]
 
 
-def test_a_group_resumes_at_its_offsets(sparklog: Sparklog, place: Path) -> None:
+def test_a_group_resumes_at_its_offsets(sparklog: Sparklog, directory: Path) -> None:
     first = sparklog("consume", "orders", "--group", "g", "-n", 2)
     assert (first.lines, first.err) == (["v0", "v1"], "Processed a total of 2 messages\n")
-    assert committed(place, "g") == {("orders", 0): 2, ("orders", 1): 0}
+    assert committed(directory, "g") == {("orders", 0): 2, ("orders", 1): 0}
     assert sparklog("consume", "--topic", "orders", "--group", "g", "--from-beginning", "-n", 4).lines == [
         "v2", "v3", "v4", "w0",
     ]  # fmt: skip
-    assert committed(place, "g") == {("orders", 0): 5, ("orders", 1): 1}
+    assert committed(directory, "g") == {("orders", 0): 5, ("orders", 1): 1}
     assert sparklog("consume", "orders", "clicks", "--group", "g", "--json").out.count('"value"') == 2
     assert sparklog("consume", "orders", "clicks", "--group", "g").lines == []
-    assert committed(place, "g") == {("clicks", 0): 1, ("orders", 0): 5, ("orders", 1): 2}
+    assert committed(directory, "g") == {("clicks", 0): 1, ("orders", 0): 5, ("orders", 1): 2}
     assert "has no active members" in sparklog("groups", "describe", "g").err
 
 
-def test_a_following_group_starts_at_the_end(sparklog: Sparklog, place: Path) -> None:
+def test_a_following_group_starts_at_the_end(sparklog: Sparklog, directory: Path) -> None:
     assert sparklog("consume", "clicks", "--group", "new", "--follow", "--timeout-ms", 20).lines == []
-    assert committed(place, "new") == {("clicks", 0): 1}
+    assert committed(directory, "new") == {("clicks", 0): 1}
     options = ("--group", "old", "--follow", "--timeout-ms", 20, "--from-beginning")
     assert sparklog("consume", "clicks", *options).lines == ["c0"]
 
 
-def test_a_group_commits_after_markers(sparklog: Sparklog, place: Path) -> None:
-    with transactional(place, "job").begin() as transaction:
+def test_a_group_commits_after_markers(sparklog: Sparklog, directory: Path) -> None:
+    with transactional(directory, "job").begin() as transaction:
         transaction.append("clicks", pa.table({"value": [b"c1"]}))
     assert sparklog("consume", "clicks", "--group", "g").lines == ["c0", "c1"]
     (row,) = json.loads(sparklog("groups", "describe", "g", "--json").out)
     assert row["lag"] == 0
 
 
-def test_unprinted_records_are_not_committed(sparklog: Sparklog, place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unprinted_records_are_not_committed(
+    sparklog: Sparklog, directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def refuse(data: bytes) -> None:
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr("sparklog.cli.printing.write", refuse)
     assert "No space left" in sparklog("consume", "clicks", "--group", "g", code=1).err
-    assert committed(place, "g") in ({}, {("clicks", 0): 0})
+    assert committed(directory, "g") in ({}, {("clicks", 0): 0})
 
 
 def test_groups_cannot_commit_to_a_kafka_directory(sparklog: Sparklog, fixtures: Path) -> None:
-    place = fixtures / "segments" / "data"
-    err = sparklog("consume", "--include", ".*", "--group", "g", "--root", place, code=1).err
+    directory = fixtures / "segments" / "data"
+    err = sparklog("consume", "--include", ".*", "--group", "g", "--root", directory, code=1).err
     assert "is a Kafka directory, which is read-only" in err
 
 
 def test_several_topics_of_a_kafka_directory(sparklog: Sparklog, fixtures: Path) -> None:
-    place = fixtures / "segments" / "data"
-    names = [name for name in sparklog("topics", "list", "--root", place).lines if not name.startswith("__")][:2]
-    lines = [line for name in names for line in sparklog("consume", name, "--root", place, "--json").lines]
-    assert sparklog("consume", *names, "--root", place, "--json").lines == lines
+    directory = fixtures / "segments" / "data"
+    names = [name for name in sparklog("topics", "list", "--root", directory).lines if not name.startswith("__")][:2]
+    lines = [line for name in names for line in sparklog("consume", name, "--root", directory, "--json").lines]
+    assert sparklog("consume", *names, "--root", directory, "--json").lines == lines
     assert len(names) == 2
 
 
-def test_restore_accepts_paths_as_arguments_and_options(sparklog: Sparklog, place: Path, tmp_path: Path) -> None:
-    sparklog("restore", "--from", place, "--root", tmp_path / "again")
+def test_restore_accepts_paths_as_arguments_and_options(sparklog: Sparklog, directory: Path, tmp_path: Path) -> None:
+    sparklog("restore", "--from", directory, "--root", tmp_path / "again")
     assert sparklog("consume", "clicks", "--root", tmp_path / "again").lines == ["c0"]
 
 
-def test_an_interrupt_commits_printed_records(sparklog: Sparklog, place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_interrupt_commits_printed_records(
+    sparklog: Sparklog, directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     poll = Consumer.poll
 
     def poll_once(member: Consumer, timeout: float) -> list[pa.RecordBatch]:
@@ -280,4 +284,4 @@ def test_an_interrupt_commits_printed_records(sparklog: Sparklog, place: Path, m
 
     monkeypatch.setattr(Consumer, "poll", poll_once)
     assert sparklog("consume", "clicks", "--group", "g", "--follow", "--from-beginning", code=130).lines == ["c0"]
-    assert committed(place, "g") == {("clicks", 0): 1}
+    assert committed(directory, "g") == {("clicks", 0): 1}

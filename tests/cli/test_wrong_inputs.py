@@ -19,7 +19,7 @@ from tests.support.command_line import command_of, invoke
 
 
 @pytest.fixture(scope="module")
-def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A directory with a root `r` of two topics, and files that the command lines use."""
     folder = tmp_path_factory.mktemp("place")
     root = library.open(folder / "r", create=True)
@@ -28,10 +28,10 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def answer(place: Path, line: str, code: int) -> str:
+def answer(directory: Path, line: str, code: int) -> str:
     """Return the error of an invalid command line, which must be one line on stderr without other output."""
-    words = shlex.split(line.format(p=place, r=place / "r"))
-    result = invoke(words, {"SPARKLOG_ROOT": str(place / "r")})
+    words = shlex.split(line.format(p=directory, r=directory / "r"))
+    result = invoke(words, {"SPARKLOG_ROOT": str(directory / "r")})
     assert result.exception is None or isinstance(result.exception, SystemExit), result.exception
     assert (result.exit_code, result.stdout) == (code, ""), result.output
     last = result.stderr.splitlines()[-1]
@@ -66,16 +66,18 @@ def answer(place: Path, line: str, code: int) -> str:
         "retain --topic nosuch",
     ],
 )
-def test_a_missing_topic_error_lists_existing_topics(place: Path, line: str) -> None:
-    says = f"topic 'nosuch' does not exist in {place}/r; the topics are clicks, orders [SPARKLOG_NOT_FOUND]"
-    assert answer(place, line, 1).endswith(says)
+def test_a_missing_topic_error_lists_existing_topics(directory: Path, line: str) -> None:
+    says = f"topic 'nosuch' does not exist in {directory}/r; the topics are clicks, orders [SPARKLOG_NOT_FOUND]"
+    assert answer(directory, line, 1).endswith(says)
 
 
-def test_deleting_a_missing_topic_suggests_topics_list(place: Path) -> None:
-    says = f"topic 'nosuch' does not exist in {place}/r; `sparklog topics list` lists the topics [SPARKLOG_NOT_FOUND]"
-    assert answer(place, "topics delete nosuch", 1).endswith(says)
+def test_deleting_a_missing_topic_suggests_topics_list(directory: Path) -> None:
+    says = (
+        f"topic 'nosuch' does not exist in {directory}/r; `sparklog topics list` lists the topics [SPARKLOG_NOT_FOUND]"
+    )
+    assert answer(directory, "topics delete nosuch", 1).endswith(says)
     with pytest.raises(NotFound, match=r"root\.topics\(\) lists the topics$"):
-        library.open(place / "r").delete_topic("nosuch")
+        library.open(directory / "r").delete_topic("nosuch")
 
 
 def test_a_missing_topic_error_lists_at_most_some_topics(tmp_path: Path) -> None:
@@ -88,8 +90,8 @@ def test_a_missing_topic_error_lists_at_most_some_topics(tmp_path: Path) -> None
     assert f"; the root has topics such as {some} [" in answer(tmp_path, "consume x", 1)
 
 
-def test_python_errors_suggest_python_calls(place: Path) -> None:
-    root = library.open(place / "r")
+def test_python_errors_suggest_python_calls(directory: Path) -> None:
+    root = library.open(directory / "r")
     ensure = r"the topics are clicks, orders; root.ensure_topic\('nosuch'\) creates it$"
     with pytest.raises(NotFound, match=ensure):
         root.topic("nosuch")
@@ -136,13 +138,13 @@ def test_disabled_auto_creation_suggests_topics_create(tmp_path: Path) -> None:
         ("serve {r} --root {r}", "specify --root or LOCATION, not both"),
     ],
 )
-def test_options_of_other_tools_get_a_hint(place: Path, line: str, says: str) -> None:
-    assert says in answer(place, line, 2)
+def test_options_of_other_tools_get_a_hint(directory: Path, line: str, says: str) -> None:
+    assert says in answer(directory, line, 2)
 
 
-def test_help_is_a_command_and_topics_are_separated_by_commas(place: Path) -> None:
+def test_help_is_a_command_and_topics_are_separated_by_commas(directory: Path) -> None:
     assert invoke(["help", "topics", "list"]).stdout == invoke(["topics", "list", "--help"]).stdout
-    lines = invoke(["consume", "orders,clicks", "--root", place / "r"])
+    lines = invoke(["consume", "orders,clicks", "--root", directory / "r"])
     assert (lines.exit_code, lines.stdout) == (0, "1\n")
 
 
@@ -190,15 +192,15 @@ def options_below(words: str) -> set[str]:
         ("consume orders --property print.kye=true", 2, "found 'print.kye'"),
     ],
 )
-def test_errors_report_the_invalid_value(place: Path, line: str, code: int, says: str) -> None:
-    (place / "lines").write_text("a\n")
-    (place / "badpart").write_text('{"value": "a"}\n{"value": "b", "partition": 9}\n')
-    assert says.format(p=place, r=place / "r") in answer(place, line, code)
+def test_errors_report_the_invalid_value(directory: Path, line: str, code: int, says: str) -> None:
+    (directory / "lines").write_text("a\n")
+    (directory / "badpart").write_text('{"value": "a"}\n{"value": "b", "partition": 9}\n')
+    assert says.format(p=directory, r=directory / "r") in answer(directory, line, code)
 
 
-def test_values_are_quoted_in_errors_of_python(place: Path) -> None:
+def test_values_are_quoted_in_errors_of_python(directory: Path) -> None:
     with pytest.raises(BadRequest, match="partitions must be 1 to 100000, found '3'"):
-        library.open(place / "r").create_topic("x", partitions="3")  # type: ignore[arg-type]
+        library.open(directory / "r").create_topic("x", partitions="3")  # type: ignore[arg-type]
 
 
 def test_empty_input_does_not_create_a_topic(sparklog: Sparklog, root: Path) -> None:

@@ -176,7 +176,7 @@ class Case:
 
 
 @pytest.fixture(scope="module")
-def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("place")
     root = library.open(folder / "r", create=True)
     root.create_topic("orders", partitions=3).append({"key": ["a"], "value": ["1"]})
@@ -222,7 +222,7 @@ def kind_of(parameter: Parameter) -> str:
     return "folder" if name in FOLDERS and parameter.metavar not in ("PLACE", "NEW-NAME") else "form"
 
 
-def wrong_values(command: str, parameter: Parameter, place: Path, *, all_of_them: bool) -> Iterator[str]:
+def wrong_values(command: str, parameter: Parameter, directory: Path, *, all_of_them: bool) -> Iterator[str]:
     """Return invalid values for an option by its kind. If `all_of_them` is True, include values of kinds that other
     options also have.
     """
@@ -236,14 +236,14 @@ def wrong_values(command: str, parameter: Parameter, place: Path, *, all_of_them
         assert isinstance(parameter.type, Choice)
         yield from ("x", parameter.type.choices[0].upper(), SURROGATE)
     elif kind == "root":
-        yield from (str(place / "file"), "s3://", "nosuch://x", *(() if creates else (str(place / "missing"),)))
+        yield from (str(directory / "file"), "s3://", "nosuch://x", *(() if creates else (str(directory / "missing"),)))
     elif kind == "file":
-        yield from (str(place / "missing"), str(place / "dir"), SURROGATE)
-        yield from () if name in ("--file", "--payload-file") else (str(place / "file"),)
+        yield from (str(directory / "missing"), str(directory / "dir"), SURROGATE)
+        yield from () if name in ("--file", "--payload-file") else (str(directory / "file"),)
     elif kind == "output":
-        yield from (str(place / "dir"), str(place / "missing" / "x"))
+        yield from (str(directory / "dir"), str(directory / "missing" / "x"))
     elif kind == "folder":
-        yield from (str(place / "file"), "nosuch://x")
+        yield from (str(directory / "file"), "nosuch://x")
     elif kind == "topic":
         yield from ("a/b", "..", "y" * 300, SURROGATE, *(() if creates else ("nosuch",)))
     elif kind == "id":
@@ -268,7 +268,7 @@ ANY = {("topics list", "TOPIC"), ("topics list", "--topic"), ("topics list", "--
 """Filters, which do not list names that do not match, and paths that may be new directories."""
 
 
-def cases(command: FunctionCommand, name: str, place: Path, seen: set[str]) -> Iterator[Case]:
+def cases(command: FunctionCommand, name: str, directory: Path, seen: set[str]) -> Iterator[Case]:
     parameters = [
         item for item in command.get_params(Context(command, **command.context_settings)) if item.expose_value
     ]
@@ -288,20 +288,22 @@ def cases(command: FunctionCommand, name: str, place: Path, seen: set[str]) -> I
         excluded |= set[str]().union(*(group for group in ALTERNATIVES if option in group))
         texts = {key: text for key, text in RIGHT[name].items() if key not in excluded}
         texts |= {key: text for key, text in INSTEAD.get(option, {}).items() if key in named}
-        right = {key: None if text is None else text.format(p=place, r=place / "r") for key, text in texts.items()}
+        right = {
+            key: None if text is None else text.format(p=directory, r=directory / "r") for key, text in texts.items()
+        }
         lacks_need = rule.needs and not set(rule.needs) & set(right)
         more = typed(named[rule.needs[0]], rule.needs[0]) if lacks_need else []
         kind = kind_of(parameter)
         kind += parameter.metavar or "" if kind == "form" else ""
-        for value in wrong_values(name, parameter, place, all_of_them=kind not in seen):
+        for value in wrong_values(name, parameter, directory, all_of_them=kind not in seen):
             given: dict[str, str | None] = {**right, option: value}
             options = [f"{key}={of}" if of is not None else key for key, of in given.items() if key.startswith("-")]
             arguments = [str(given[key]) for key in named if key in given and not key.startswith("-")]
-            yield Case(name, (*options, *more, "--", *arguments), value, place.name in value)
+            yield Case(name, (*options, *more, "--", *arguments), value, directory.name in value)
         seen.add(kind)
 
 
-def run(case: Case, place: Path) -> tuple[int, str, str]:
+def run(case: Case, directory: Path) -> tuple[int, str, str]:
     """Return the exit code, stdout and stderr of a command line."""
     if case.command in NEVER_RUN:
         job = import_module(f"sparklog.jobs.{case.command.replace('-', '_')}")
@@ -312,17 +314,18 @@ def run(case: Case, place: Path) -> tuple[int, str, str]:
                 return int(str(left.code)), out.getvalue(), err.getvalue()
         return 0, out.getvalue(), err.getvalue()
     result = invoke(
-        [*case.command.split(), *case.words], {"SPARKLOG_ROOT": None if case.command == "import" else str(place / "r")}
+        [*case.command.split(), *case.words],
+        {"SPARKLOG_ROOT": None if case.command == "import" else str(directory / "r")},
     )
     assert result.exception is None or isinstance(result.exception, SystemExit), (case, result.exception)
     return result.exit_code, result.stdout, result.stderr
 
 
-def problem(case: Case, place: Path, before: Mapping[str, object]) -> str:
+def problem(case: Case, directory: Path, before: Mapping[str, object]) -> str:
     """Return the problem of the output for an invalid value, or an empty string."""
-    code, out, err = run(case, place)
+    code, out, err = run(case, directory)
     line = err.removesuffix("\n")
-    after = contents(place)
+    after = contents(directory)
     changed = [path for path in {*before, *after} if before.get(path, ()) != after.get(path, ())]
     if code not in (1, 2) or (code == 1 and not re.search(r" \[SPARKLOG_(BAD_REQUEST|NOT_FOUND)\]$", line)):
         return f"exit code {code}: {out[-200:]}{err[-300:]}"
@@ -361,13 +364,13 @@ SEEN: set[str] = set()
 
 @pytest.mark.parametrize("name", RIGHT)
 def test_an_invalid_value_is_a_one_line_error_and_changes_nothing(
-    name: str, place: Path, monkeypatch: pytest.MonkeyPatch
+    name: str, directory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.chdir(place / "dir")
+    monkeypatch.chdir(directory / "dir")
     command = next(item for item, words in zip(every_command(), commands(), strict=True) if words == name)
-    before = contents(place)
-    table = list(cases(command, name, place, SEEN))
-    wrong = {str(case): answer for case in table if (answer := problem(case, place, before))}
+    before = contents(directory)
+    table = list(cases(command, name, directory, SEEN))
+    wrong = {str(case): answer for case in table if (answer := problem(case, directory, before))}
     assert wrong == {}
 
 

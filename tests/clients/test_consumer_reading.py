@@ -13,7 +13,7 @@ from sparklog.clients.consumer.consumer import Consumer
 from sparklog.errors import BadRequest, Conflict, NotFound, Wakeup
 from sparklog.groups.lag import Groups
 from sparklog.log.topic.root import open_root
-from tests.support.consumers import Place, append, everything, values
+from tests.support.consumers import ConsumerWorld, append, everything, values
 
 A0, A1, B0 = ("a", 0), ("a", 1), ("b", 0)
 
@@ -32,27 +32,27 @@ class Noted(sparklog.RebalanceListener):
 
 
 @pytest.fixture
-def place() -> Place:
-    return Place(partitions=2, sleep_takes_time=True)
+def world() -> ConsumerWorld:
+    return ConsumerWorld(partitions=2, sleep_takes_time=True)
 
 
-def reader(place: Place, group: str | None = "g", **how: object) -> Consumer:
-    root = open_root(place.store, env=place.env())
+def reader(world: ConsumerWorld, group: str | None = "g", **how: object) -> Consumer:
+    root = open_root(world.store, env=world.env())
     return sparklog.consumer(root, group, auto_offset_reset="earliest", **how)  # type: ignore[arg-type]
 
 
-def test_manual_assignment(place: Place) -> None:
-    append(place, "a", 0, "a0")
-    append(place, "a", 1, "a1")
-    append(place, "b", 0, "b0")
-    consumer = reader(place)
+def test_manual_assignment(world: ConsumerWorld) -> None:
+    append(world, "a", 0, "a0")
+    append(world, "a", 1, "a1")
+    append(world, "b", 0, "b0")
+    consumer = reader(world)
     with pytest.raises(BadRequest, match="has nothing to read: subscribe to topics, or assign partitions"):
         consumer.poll()
     consumer.assign({"a": [1], "b": [0]})
     assert consumer.assignment() == {A1, B0}
     assert consumer.subscription() == frozenset()
     assert sorted(everything(consumer)) == ["a1", "b0"]
-    assert Groups(place.root()).names() == []
+    assert Groups(world.root()).names() == []
     with pytest.raises(BadRequest, match="manually assigned partitions: call unsubscribe first"):
         consumer.subscribe("a")
     with pytest.raises(BadRequest, match="not a member of a group"):
@@ -60,30 +60,30 @@ def test_manual_assignment(place: Place) -> None:
     # The remaining topics continue, and the read records of the removed topics are committed.
     consumer.assign([A0, A1])
     assert everything(consumer) == ["a0"]
-    assert place.committed() == {A1: 1, B0: 1}
+    assert world.committed() == {A1: 1, B0: 1}
     with pytest.raises(NotFound, match="topic a has partitions 0 to 1, found 2"):
         consumer.assign({"a": [2]})
     consumer.close()
-    assert place.committed() == {A0: 1, A1: 1, B0: 1}
-    assert Groups(place.root()).group("g").description().state == "Empty"
+    assert world.committed() == {A0: 1, A1: 1, B0: 1}
+    assert Groups(world.root()).group("g").description().state == "Empty"
 
 
-def test_manual_assignment_commits_only_if_the_group_has_no_members(place: Place) -> None:
-    append(place, "a", 0, "1")
-    consumer = reader(place, enable_auto_commit=False)
+def test_manual_assignment_commits_only_if_the_group_has_no_members(world: ConsumerWorld) -> None:
+    append(world, "a", 0, "1")
+    consumer = reader(world, enable_auto_commit=False)
     consumer.assign({"a": [0]})
     assert everything(consumer) == ["1"]
-    member = place.consumer("b")
+    member = world.consumer("b")
     with pytest.raises(Conflict, match="group 'g' is active"):
         consumer.commit()
     member.close()
     consumer.commit()
-    assert place.committed()[A0] == 1
+    assert world.committed()[A0] == 1
 
 
-def test_a_consumer_without_a_group(place: Place) -> None:
-    append(place, "a", 0, "1")
-    for consumer in (reader(place, None, topics="a"), reader(place, None)):
+def test_a_consumer_without_a_group(world: ConsumerWorld) -> None:
+    append(world, "a", 0, "1")
+    for consumer in (reader(world, None, topics="a"), reader(world, None)):
         if not consumer.topics:
             consumer.assign({"a": [0]})
         assert everything(consumer) == ["1"]
@@ -93,15 +93,15 @@ def test_a_consumer_without_a_group(place: Place) -> None:
             consumer.committed()
         consumer.close()
     with pytest.raises(NotFound, match="without a group has no committed offset for a-0; seek"):
-        sparklog.consumer(place.root(), topics="a", auto_offset_reset="none")
-    assert Groups(place.root()).names() == []
+        sparklog.consumer(world.root(), topics="a", auto_offset_reset="none")
+    assert Groups(world.root()).names() == []
 
 
-def test_a_subscription_can_be_replaced_and_removed(place: Place) -> None:
+def test_a_subscription_can_be_replaced_and_removed(world: ConsumerWorld) -> None:
     for topic in ("a", "b"):
-        append(place, topic, 0, topic)
+        append(world, topic, 0, topic)
     noted = Noted()
-    consumer = reader(place, topics="a", listener=noted)
+    consumer = reader(world, topics="a", listener=noted)
     assert noted.calls == []
     assert everything(consumer) == ["a"]
     assert noted.calls == [("assigned", [A0, A1])]
@@ -111,21 +111,21 @@ def test_a_subscription_can_be_replaced_and_removed(place: Place) -> None:
     assert consumer.subscription() == {"b"}
     assert everything(consumer) == ["b"]
     assert noted.calls[1:] == [("revoked", [A0, A1]), ("assigned", [B0, ("b", 1)])]
-    assert place.committed()[A0] == 1
+    assert world.committed()[A0] == 1
     consumer.unsubscribe()
     assert noted.calls[3:] == [("revoked", [B0, ("b", 1)])]
     assert (consumer.assignment(), consumer.topics) == (frozenset(), ())
-    assert place.committed()[B0] == 1
-    assert Groups(place.root()).group("g").description().state == "Empty"
+    assert world.committed()[B0] == 1
+    assert Groups(world.root()).group("g").description().state == "Empty"
     consumer.assign({"c": [0]})
     assert everything(consumer) == []
     assert len(noted.calls) == 4
     with pytest.raises(BadRequest, match="a listener requires a subscription: specify topics or a pattern"):
-        reader(place, listener=noted)
+        reader(world, listener=noted)
 
 
-def test_a_listener_can_seek_and_its_errors_are_raised_by_poll(place: Place) -> None:
-    append(place, "a", 0, "1", "2", "3")
+def test_a_listener_can_seek_and_its_errors_are_raised_by_poll(world: ConsumerWorld) -> None:
+    append(world, "a", 0, "1", "2", "3")
 
     class Seeks(sparklog.RebalanceListener):
         def on_assigned(self, partitions: frozenset[tuple[str, int]]) -> None:
@@ -134,62 +134,62 @@ def test_a_listener_can_seek_and_its_errors_are_raised_by_poll(place: Place) -> 
         def on_revoked(self, partitions: frozenset[tuple[str, int]]) -> None:
             raise ZeroDivisionError
 
-    consumer = reader(place, topics="a", listener=Seeks())
+    consumer = reader(world, topics="a", listener=Seeks())
     assert everything(consumer) == ["3"]
     with pytest.raises(ZeroDivisionError):
         consumer.close()
     # The member has left the group nevertheless.
-    assert Groups(place.root()).group("g").description().state == "Empty"
-    assert place.committed()[A0] == 3
+    assert Groups(world.root()).group("g").description().state == "Empty"
+    assert world.committed()[A0] == 3
 
 
-def test_commits_of_on_revoked_at_close_succeed(place: Place) -> None:
-    append(place, "a", 0, "1", "2", "3")
+def test_commits_of_on_revoked_at_close_succeed(world: ConsumerWorld) -> None:
+    append(world, "a", 0, "1", "2", "3")
 
     class Commits(sparklog.RebalanceListener):
         def on_revoked(self, partitions: frozenset[tuple[str, int]]) -> None:
             consumer.commit({"a": {0: 2}})
 
-    with reader(place, topics="a", listener=Commits(), enable_auto_commit=False) as consumer:
+    with reader(world, topics="a", listener=Commits(), enable_auto_commit=False) as consumer:
         assert len(everything(consumer)) == 3
-    assert place.committed()[A0] == 2
+    assert world.committed()[A0] == 2
 
 
-def test_a_pattern_follows_created_and_deleted_topics(place: Place) -> None:
-    append(place, "a", 0, "a")
+def test_a_pattern_follows_created_and_deleted_topics(world: ConsumerWorld) -> None:
+    append(world, "a", 0, "a")
     noted = Noted()
     consumer = reader(
-        place, pattern=re.compile("a|new.*"), listener=noted, metadata_max_age_ms=60_000, session_timeout_ms=600_000
+        world, pattern=re.compile("a|new.*"), listener=noted, metadata_max_age_ms=60_000, session_timeout_ms=600_000
     )
     assert consumer.subscription() == {"a"}
     assert everything(consumer) == ["a"]
     for name in ("new1", "not-new"):
-        place.root().create_topic(name)
-        append(place, name, 0, name)
+        world.root().create_topic(name)
+        append(world, name, 0, name)
     assert everything(consumer) == []
-    place.now_ms += 60_000
+    world.now_ms += 60_000
     assert everything(consumer) == ["new1"]
     assert consumer.topics == ("a", "new1")
-    place.root().delete_topic("a")
-    append(place, "new1", 0, "more")
+    world.root().delete_topic("a")
+    append(world, "new1", 0, "more")
     assert everything(consumer) == ["more"]
     assert consumer.assignment() == {("new1", 0)}
     assert noted.calls == [("assigned", [A0, A1]), ("assigned", [("new1", 0)]), ("revoked", [A0, A1])]
 
 
-def test_new_topics_of_a_pattern_are_read_from_the_start(place: Place) -> None:
-    root = open_root(place.store, env=place.env())
+def test_new_topics_of_a_pattern_are_read_from_the_start(world: ConsumerWorld) -> None:
+    root = open_root(world.store, env=world.env())
     consumer = sparklog.consumer(root, "g", pattern="new.*", metadata_max_age_ms=0, session_timeout_ms=60_000)
     assert consumer.poll() == []
-    place.root().create_topic("new1")
-    append(place, "new1", 0, "1")
+    world.root().create_topic("new1")
+    append(world, "new1", 0, "1")
     assert everything(consumer) == ["1"]
 
 
-def test_pause_and_resume(place: Place) -> None:
-    append(place, "a", 0, *"123")
-    append(place, "a", 1, "x")
-    consumer = reader(place, topics="a", max_poll_records=1)
+def test_pause_and_resume(world: ConsumerWorld) -> None:
+    append(world, "a", 0, *"123")
+    append(world, "a", 1, "x")
+    consumer = reader(world, topics="a", max_poll_records=1)
     consumer.pause(A1)
     assert consumer.paused() == {A1}
     assert values(consumer.poll()) == ["1"]
@@ -207,12 +207,12 @@ def test_pause_and_resume(place: Place) -> None:
     assert consumer.paused() == frozenset()
 
 
-def test_offsets_by_time(place: Place) -> None:
+def test_offsets_by_time(world: ConsumerWorld) -> None:
     times = (1_700_000_000_000, 1_700_000_001_000, 1_700_000_002_000)
     table = pa.table({"value": ["1", "2", "3"], "timestamp": pa.array(times, pa.timestamp("ms", tz="UTC"))})
-    place.topic("a").append(table.append_column("partition", pa.array([0] * 3, pa.int32())))
-    append(place, "b", 0, "late")
-    consumer = reader(place, topics="a")
+    world.topic("a").append(table.append_column("partition", pa.array([0] * 3, pa.int32())))
+    append(world, "b", 0, "late")
+    consumer = reader(world, topics="a")
     assert consumer.beginning_offsets([A0, B0]) == {A0: 0, B0: 0}
     assert consumer.end_offsets({"a": [0, 1], "b": [0]}) == {A0: 3, A1: 0, B0: 1}
     answers = consumer.offsets_for_times({A0: times[0] + 1, A1: times[0], B0: 0})
@@ -232,18 +232,18 @@ def test_offsets_by_time(place: Place) -> None:
         consumer.end_offsets([("b", 7)])
 
 
-def test_end_offsets_are_those_of_the_isolation_level(place: Place) -> None:
-    append(place, "a", 0, "1")
-    place.prepare(place.producer(), a=["open"])
+def test_end_offsets_are_those_of_the_isolation_level(world: ConsumerWorld) -> None:
+    append(world, "a", 0, "1")
+    world.prepare(world.producer(), a=["open"])
     ends = [
-        reader(place, None, isolation_level=level).end_offsets([A0, A1])
+        reader(world, None, isolation_level=level).end_offsets([A0, A1])
         for level in ("read_committed", "read_uncommitted")
     ]
     assert sum(ends[1].values()) == sum(ends[0].values()) + 1
 
 
-def test_records_one_by_one(place: Place) -> None:
-    place.topic("a").append(
+def test_records_one_by_one(world: ConsumerWorld) -> None:
+    world.topic("a").append(
         pa.table(
             {
                 "key": [b"k", None],
@@ -254,40 +254,40 @@ def test_records_one_by_one(place: Place) -> None:
             }
         )
     )
-    consumer = reader(place, topics="a", consumer_timeout_ms=0)
+    consumer = reader(world, topics="a", consumer_timeout_ms=0)
     first, second = list(consumer)
     assert first == sparklog.ConsumerRecord("a", 1, 0, 1_700_000_000_123, 0, b"k", None, [("h", b"1"), ("h", None)])
     assert (second.offset, second.key, second.value, list(second.headers or ())) == (1, None, b"v", [])
     consumer.close()
     assert list(consumer) == []
-    narrow = reader(place, None, topics="a", columns=("value",), consumer_timeout_ms=0)
+    narrow = reader(world, None, topics="a", columns=("value",), consumer_timeout_ms=0)
     assert [(record.offset, record.value, record.key, record.headers) for record in narrow] == [
         (0, None, None, None), (1, b"v", None, None)
     ]  # fmt: skip
 
 
-def test_only_returned_records_are_committed(place: Place) -> None:
-    append(place, "a", 0, *map(str, range(1200)))
-    consumer = reader(place, topics="a", auto_commit_interval_ms=0, consumer_timeout_ms=0)
+def test_only_returned_records_are_committed(world: ConsumerWorld) -> None:
+    append(world, "a", 0, *map(str, range(1200)))
+    consumer = reader(world, topics="a", auto_commit_interval_ms=0, consumer_timeout_ms=0)
     for record in consumer:
         if record.offset == 700:
             break
     # The check of the group between two chunks was after record 499.
-    assert place.committed()[A0] == 500
+    assert world.committed()[A0] == 500
     assert consumer.position("a", 0) == 701
     assert [values(consumer.poll())[0] for _ in range(1)] == ["701"]
     consumer.seek("a", 0, 1)
     assert next(consumer).offset == 1
     consumer.commit()
-    assert place.committed()[A0] == 2
+    assert world.committed()[A0] == 2
     assert [record.offset for record in consumer][-1] == 1199
     consumer.close()
-    assert place.committed()[A0] == 1200
+    assert world.committed()[A0] == 1200
 
 
-def test_iteration_and_poll_can_be_mixed(place: Place) -> None:
-    append(place, "a", 0, *map(str, range(10)))
-    consumer = reader(place, topics="a", consumer_timeout_ms=0, max_poll_records=4)
+def test_iteration_and_poll_can_be_mixed(world: ConsumerWorld) -> None:
+    append(world, "a", 0, *map(str, range(10)))
+    consumer = reader(world, topics="a", consumer_timeout_ms=0, max_poll_records=4)
     assert next(consumer).value == b"0"
     assert values(consumer.poll()) == ["1", "2", "3", "4"]
     assert next(consumer).value == b"5"
@@ -297,8 +297,8 @@ def test_iteration_and_poll_can_be_mixed(place: Place) -> None:
     assert [int(record.value or b"") for record in consumer] == [6, 7, 8, 9]
 
 
-def test_wakeup(place: Place) -> None:
-    consumer = reader(place, topics="a")
+def test_wakeup(world: ConsumerWorld) -> None:
+    consumer = reader(world, topics="a")
     consumer.wakeup()
     with pytest.raises(Wakeup, match="was woken up"):
         consumer.poll(timeout=1e9)
@@ -306,8 +306,8 @@ def test_wakeup(place: Place) -> None:
 
 
 def test_wakeup_from_another_thread() -> None:
-    place = Place()
-    root = open_root(place.store)
+    world = ConsumerWorld()
+    root = open_root(world.store)
     consumer = sparklog.consumer(root, topics="a")
     timer = threading.Timer(0.05, consumer.wakeup)
     timer.start()
@@ -316,10 +316,10 @@ def test_wakeup_from_another_thread() -> None:
     timer.join()
 
 
-def test_queued_commits_run_in_order_in_the_next_call(place: Place) -> None:
-    append(place, "a", 0, *"123")
+def test_queued_commits_run_in_order_in_the_next_call(world: ConsumerWorld) -> None:
+    append(world, "a", 0, *"123")
     outcomes: list[tuple[object, object]] = []
-    consumer = reader(place, topics="a", enable_auto_commit=False, max_poll_records=1)
+    consumer = reader(world, topics="a", enable_auto_commit=False, max_poll_records=1)
     for number in (1, 2):
         consumer.poll()
         consumer.commit_async(callback=lambda offsets, error: outcomes.append((offsets, error)))
@@ -327,16 +327,16 @@ def test_queued_commits_run_in_order_in_the_next_call(place: Place) -> None:
     before = consumer.group.log.refresh().number
     consumer.commit_async({"a": {0: 9, 7: 1}}, lambda offsets, error: outcomes.append((offsets, type(error))))
     consumer.commit_async({"a": {1: 0}})
-    assert place.committed()[A0] == 1
+    assert world.committed()[A0] == 1
     consumer.poll()
     assert outcomes[1:] == [({"a": {0: 2, 1: 0}}, None), ({"a": {0: 9, 7: 1}}, BadRequest)]
-    assert place.committed() == {A0: 2, A1: 0}
+    assert world.committed() == {A0: 2, A1: 0}
     assert consumer.group.log.refresh().number == before + 2
     for offset in range(100):
         consumer.commit_async({"a": {0: offset}})
     consumer.close()
     # Queued commits are written as one entry. Then the member leaves.
-    assert place.committed()[A0] == 99
+    assert world.committed()[A0] == 99
     assert consumer.group.log.refresh().number == before + 4
     with pytest.raises(BadRequest, match="is closed"):
         consumer.commit_async()

@@ -20,7 +20,7 @@ from sparklog.errors import BadRequest, Fenced, Unavailable
 from sparklog.format.checkpoint_files import TopicPartition
 from sparklog.groups.lag import Groups
 from sparklog.groups.membership import Membership
-from tests.support.consumers import Place, append, everything, settle, values
+from tests.support.consumers import ConsumerWorld, append, everything, settle, values
 from tests.support.records import rows
 from tests.support.seeds import CONSUMERS
 
@@ -51,29 +51,29 @@ class Noted(sparklog.RebalanceListener):
 
 
 @pytest.fixture
-def place() -> Place:
-    return Place(partitions=4, sleep_takes_time=True)
+def world() -> ConsumerWorld:
+    return ConsumerWorld(partitions=4, sleep_takes_time=True)
 
 
 def numbers(consumer: Consumer) -> list[int]:
     return sorted(number for _, number in consumer.assignment())
 
 
-def fill(place: Place, count: int = 1) -> None:
+def fill(world: ConsumerWorld, count: int = 1) -> None:
     for partition in range(4):
-        append(place, "a", partition, *(f"{partition}-{number}" for number in range(count)))
+        append(world, "a", partition, *(f"{partition}-{number}" for number in range(count)))
 
 
-def test_partitions_of_a_closed_member_are_reassigned_immediately(place: Place) -> None:
-    fill(place, 3)
+def test_partitions_of_a_closed_member_are_reassigned_immediately(world: ConsumerWorld) -> None:
+    fill(world, 3)
     noted = [Noted(), Noted()]
-    one = place.consumer(listener=noted[0], max_poll_records=1)
+    one = world.consumer(listener=noted[0], max_poll_records=1)
     assert len(values(one.poll())) == 1
     assert noted[0].take() == [("assigned", [0, 1, 2, 3])]
-    two = place.consumer(listener=noted[1])
+    two = world.consumer(listener=noted[1])
     assert two.poll() == []
     assert noted[1].take() == []
-    read = settle(place, one, two)
+    read = settle(world, one, two)
     kept, moved = numbers(one), numbers(two)
     assert (len(kept), sorted(kept + moved)) == (2, [0, 1, 2, 3])
     # Only the revoked and the added partitions are reported, and the read records were committed before.
@@ -83,26 +83,26 @@ def test_partitions_of_a_closed_member_are_reassigned_immediately(place: Place) 
     assert len(read) == len(set(read)) == 11
     two.close()
     assert noted[1].take() == [("revoked", moved)]
-    place.now_ms += 3_000
+    world.now_ms += 3_000
     assert everything(one) == []
     assert noted[0].take() == [("assigned", moved)]
     assert numbers(one) == [0, 1, 2, 3]
-    assert {place for place, offset in place.committed().items() if offset == 3} >= {("a", part) for part in moved}
+    assert {world for world, offset in world.committed().items() if offset == 3} >= {("a", part) for part in moved}
 
 
 @pytest.mark.parametrize("strategy", ["range", "roundrobin", "sticky"])
-def test_eager_members_revoke_all_before_assignment(place: Place, strategy: str) -> None:
+def test_eager_members_revoke_all_before_assignment(world: ConsumerWorld, strategy: str) -> None:
     noted = [Noted(), Noted(), Noted()]
-    one = place.consumer(listener=noted[0], partition_assignment_strategy=(strategy,))
+    one = world.consumer(listener=noted[0], partition_assignment_strategy=(strategy,))
     one.poll()
-    two = place.consumer(listener=noted[1], partition_assignment_strategy=(strategy,))
-    settle(place, one, two)
+    two = world.consumer(listener=noted[1], partition_assignment_strategy=(strategy,))
+    settle(world, one, two)
     assert noted[0].take() == [("assigned", [0, 1, 2, 3]), ("revoked", [0, 1, 2, 3]), ("assigned", numbers(one))]
     assert noted[1].take() == [("assigned", numbers(two))]
     before = numbers(one), numbers(two)
     assert sorted(before[0] + before[1]) == [0, 1, 2, 3]
-    three = place.consumer(listener=noted[2], partition_assignment_strategy=(strategy,))
-    settle(place, one, two, three)
+    three = world.consumer(listener=noted[2], partition_assignment_strategy=(strategy,))
+    settle(world, one, two, three)
     # As in Kafka, a member that keeps its partitions is also notified.
     for consumer, calls, owned in zip((one, two), noted, before, strict=False):
         assert calls.take() == [("revoked", owned), ("assigned", numbers(consumer))]
@@ -110,40 +110,40 @@ def test_eager_members_revoke_all_before_assignment(place: Place, strategy: str)
     assert sorted(numbers(one) + numbers(two) + numbers(three)) == [0, 1, 2, 3]
 
 
-def test_mixed_assignors_are_eager(place: Place) -> None:
+def test_mixed_assignors_are_eager(world: ConsumerWorld) -> None:
     noted = Noted()
-    place.consumer(listener=noted, partition_assignment_strategy=("cooperative-sticky", "range")).poll()
-    two = place.consumer("b", partition_assignment_strategy=("range",))
+    world.consumer(listener=noted, partition_assignment_strategy=("cooperative-sticky", "range")).poll()
+    two = world.consumer("b", partition_assignment_strategy=("range",))
     assert noted.take() == [("assigned", [0, 1, 2, 3])]
     with pytest.raises(sparklog.Conflict, match="must have a common assignor"):
-        place.consumer(partition_assignment_strategy=("roundrobin",))
+        world.consumer(partition_assignment_strategy=("roundrobin",))
     two.close()
 
 
-def test_an_eager_member_without_partitions_is_notified(place: Place) -> None:
+def test_an_eager_member_without_partitions_is_notified(world: ConsumerWorld) -> None:
     noted = [Noted(), Noted()]
-    place.root().create_topic("one")
+    world.root().create_topic("one")
     members = [
-        place.consumer("one", listener=item, partition_assignment_strategy=("range",), client_id=name)
+        world.consumer("one", listener=item, partition_assignment_strategy=("range",), client_id=name)
         for name, item in zip("xy", noted, strict=True)
     ]
-    settle(place, *members)
+    settle(world, *members)
     assert sorted(map(numbers, members)) == [[], [0]]
     assert ("assigned", []) in noted[1].calls + noted[0].calls
 
 
-def test_a_stopped_member_is_replaced_after_the_session_timeout(place: Place) -> None:
-    fill(place)
+def test_a_stopped_member_is_replaced_after_the_session_timeout(world: ConsumerWorld) -> None:
+    fill(world)
     noted = Noted()
-    one, two = place.consumer(listener=noted), place.consumer()
-    settle(place, one, two)
+    one, two = world.consumer(listener=noted), world.consumer()
+    settle(world, one, two)
     owned = numbers(one)
     noted.take()
     for _ in range(16):
-        place.now_ms += 3_000
+        world.now_ms += 3_000
         two.poll()
     assert numbers(two) == [0, 1, 2, 3]
-    append(place, "a", owned[0], "new")
+    append(world, "a", owned[0], "new")
     assert everything(two) == ["new"]
     two.commit()
     with pytest.raises(Fenced, match=r"was superseded: .* join again"):
@@ -151,17 +151,17 @@ def test_a_stopped_member_is_replaced_after_the_session_timeout(place: Place) ->
     # The member rejoins at the committed offsets of the group.
     assert one.poll() == []
     assert noted.take()[0] == ("lost", owned)
-    settle(place, one, two)
+    settle(world, one, two)
     assert noted.take() == [("assigned", numbers(one))]
     assert sorted(numbers(one) + numbers(two)) == [0, 1, 2, 3]
     assert everything(one) == []
 
 
-def test_a_member_leaves_after_max_poll_interval(place: Place, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_member_leaves_after_max_poll_interval(world: ConsumerWorld, caplog: pytest.LogCaptureFixture) -> None:
     noted = Noted()
-    one = place.consumer(listener=noted, max_poll_interval_ms=20_000)
+    one = world.consumer(listener=noted, max_poll_interval_ms=20_000)
     one.poll()
-    place.now_ms += 20_000
+    world.now_ms += 20_000
     with caplog.at_level(logging.WARNING):
         one.poll()
     (line,) = (record.getMessage() for record in caplog.records if "max_poll_interval_ms" in record.getMessage())
@@ -171,12 +171,12 @@ def test_a_member_leaves_after_max_poll_interval(place: Place, caplog: pytest.Lo
 
 
 def test_a_failed_leave_after_max_poll_interval_is_retried(
-    place: Place, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+    world: ConsumerWorld, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     noted = Noted()
-    one = place.consumer(listener=noted, max_poll_interval_ms=20_000)
+    one = world.consumer(listener=noted, max_poll_interval_ms=20_000)
     one.poll()
-    place.now_ms += 20_000
+    world.now_ms += 20_000
     with caplog.at_level(logging.WARNING):
         with monkeypatch.context() as broken:
             broken.setattr(one.membership, "leave", fail)
@@ -188,10 +188,10 @@ def test_a_failed_leave_after_max_poll_interval_is_retried(
     assert noted.take() == [("assigned", [0, 1, 2, 3]), ("lost", [0, 1, 2, 3]), ("assigned", [0, 1, 2, 3])]
 
 
-def test_a_member_that_polls_while_a_heartbeat_waits_for_the_lock_does_not_leave(place: Place) -> None:
-    one = place.consumer(max_poll_interval_ms=20_000)
+def test_a_member_that_polls_while_a_heartbeat_waits_for_the_lock_does_not_leave(world: ConsumerWorld) -> None:
+    one = world.consumer(max_poll_interval_ms=20_000)
     one.poll()
-    place.now_ms += 20_000
+    world.now_ms += 20_000
     member: Any = one._member
 
     class PolledMeanwhile:
@@ -209,9 +209,9 @@ def test_a_member_that_polls_while_a_heartbeat_waits_for_the_lock_does_not_leave
 
 
 def test_a_failed_subscribe_clears_the_subscription_even_if_leaving_fails(
-    place: Place, monkeypatch: pytest.MonkeyPatch
+    world: ConsumerWorld, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    one = place.consumer()
+    one = world.consumer()
     one.unsubscribe()
     with monkeypatch.context() as broken:
         broken.setattr(one._rebalances, "follow", fail)
@@ -226,16 +226,16 @@ def fail(*given: object) -> None:
     raise Unavailable("the store is unavailable")
 
 
-def test_a_static_member_keeps_its_partitions_after_a_restart(place: Place) -> None:
+def test_a_static_member_keeps_its_partitions_after_a_restart(world: ConsumerWorld) -> None:
     noted = [Noted(), Noted()]
-    one = place.consumer(listener=noted[0])
-    two = place.consumer(group_instance_id="shop-2", listener=noted[1])
-    settle(place, one, two)
+    one = world.consumer(listener=noted[0])
+    two = world.consumer(group_instance_id="shop-2", listener=noted[1])
+    settle(world, one, two)
     owned = numbers(two)
     noted[0].take()
-    again = place.consumer(group_instance_id="shop-2")
+    again = world.consumer(group_instance_id="shop-2")
     assert numbers(again) == owned
-    place.now_ms += 3_000
+    world.now_ms += 3_000
     assert one.poll() == []
     assert noted[0].take() == []
     # The earlier process must stop, because it would otherwise fence the newer process.
@@ -245,69 +245,69 @@ def test_a_static_member_keeps_its_partitions_after_a_restart(place: Place) -> N
     with pytest.raises(BadRequest, match="has nothing to read"):
         two.poll()
     two.close()
-    place.now_ms += 3_000
+    world.now_ms += 3_000
     again.poll()
     assert numbers(again) == owned
 
 
-def test_the_next_owner_starts_at_offsets_committed_by_on_revoked(place: Place) -> None:
-    fill(place, 4)
+def test_the_next_owner_starts_at_offsets_committed_by_on_revoked(world: ConsumerWorld) -> None:
+    fill(world, 4)
 
     class Commits(sparklog.RebalanceListener):
         def on_revoked(self, partitions: frozenset[TopicPartition]) -> None:
             one.commit({"a": {number: 2 for _, number in partitions}})
 
-    one = place.consumer(listener=Commits(), enable_auto_commit=False)
+    one = world.consumer(listener=Commits(), enable_auto_commit=False)
     assert len(everything(one)) == 16
-    two = place.consumer()
-    read = settle(place, one, two)
+    two = world.consumer()
+    read = settle(world, one, two)
     assert sorted(read + everything(two)) == sorted(f"{p}-{n}" for p in numbers(two) for n in (2, 3))
     with pytest.raises(Fenced, match=r"no longer owns .*; call poll to get the new assignment"):
         one.commit({"a": {numbers(two)[0]: 4}})
     # The member must not leave for this reason.
-    place.now_ms += 3_000
+    world.now_ms += 3_000
     assert (one.poll(), len(numbers(one))) == ([], 2)
 
 
-def test_new_partitions_and_topics_are_assigned(place: Place) -> None:
-    one, two = place.consumer("a"), place.consumer(["a", "b"])
-    settle(place, one, two)
-    place.topic("a").alter(partitions=6)
-    append(place, "a", 5, "new")
-    read = settle(place, one, two)
+def test_new_partitions_and_topics_are_assigned(world: ConsumerWorld) -> None:
+    one, two = world.consumer("a"), world.consumer(["a", "b"])
+    settle(world, one, two)
+    world.topic("a").alter(partitions=6)
+    append(world, "a", 5, "new")
+    read = settle(world, one, two)
     assert read == ["new"]
     both = one.assignment() | two.assignment()
     assert {number for topic, number in both if topic == "a"} == set(range(6))
     assert {number for topic, number in both if topic == "b"} == set(range(4))
     assert all(topic == "a" for topic, _ in one.assignment())
     one.subscribe("c")
-    settle(place, one, two)
+    settle(world, one, two)
     assert {topic for topic, _ in one.assignment()} == {"c"}
     assert {number for topic, number in two.assignment() if topic == "a"} == set(range(6))
 
 
-def test_members_with_a_pattern_are_assigned_new_topics(place: Place) -> None:
-    one, two = (place.consumer(None, pattern="x.*", metadata_max_age_ms=60_000) for _ in range(2))
-    settle(place, one, two)
-    place.root().create_topic("x1", partitions=2)
-    append(place, "x1", 0, "first")
-    append(place, "x1", 1, "second")
+def test_members_with_a_pattern_are_assigned_new_topics(world: ConsumerWorld) -> None:
+    one, two = (world.consumer(None, pattern="x.*", metadata_max_age_ms=60_000) for _ in range(2))
+    settle(world, one, two)
+    world.root().create_topic("x1", partitions=2)
+    append(world, "x1", 0, "first")
+    append(world, "x1", 1, "second")
     for _ in range(16):
-        place.now_ms += 4_000
+        world.now_ms += 4_000
         two.poll()
     # `one` has not checked for topics, and its session has expired.
     assert sorted(two.assignment()) == [("x1", 0), ("x1", 1)]
-    read = settle(place, one, two)
+    read = settle(world, one, two)
     assert (len(one.assignment()), len(two.assignment())) == (1, 1)
     assert read == []
 
 
-def test_polling_the_group_costs_a_request_per_heartbeat_interval(place: Place) -> None:
-    consumer = place.consumer(heartbeat_interval_ms=5_000, enable_auto_commit=False)
+def test_polling_the_group_costs_a_request_per_heartbeat_interval(world: ConsumerWorld) -> None:
+    consumer = world.consumer(heartbeat_interval_ms=5_000, enable_auto_commit=False)
     consumer.poll()
     looks: list[int] = []
     refresh = consumer.group.log.refresh
-    consumer.membership.group.log.refresh = lambda: (looks.append(place.now_ms), refresh())[1]  # type: ignore[method-assign]
+    consumer.membership.group.log.refresh = lambda: (looks.append(world.now_ms), refresh())[1]  # type: ignore[method-assign]
     consumer.poll(timeout=16)
     assert len(looks) == 3
 
@@ -327,26 +327,26 @@ def test_many_members_join_and_leave(seeds: range) -> None:
 
 def come_and_go(seed: int) -> None:
     chance = random.Random(seed)
-    place = Place(partitions=4, sleep_takes_time=True)
+    world = ConsumerWorld(partitions=4, sleep_takes_time=True)
     strategy = chance.choice(["cooperative-sticky", "range", "sticky"])
     members: list[Consumer] = []
     sent, read = 0, Counter[str]()
     for _ in range(60):
-        place.now_ms += chance.choice((10, 1_000, 3_000))
+        world.now_ms += chance.choice((10, 1_000, 3_000))
         action = chance.random()
         if action < 0.12 and len(members) < 4:
-            members.append(place.consumer(partition_assignment_strategy=(strategy,), max_poll_records=2))
+            members.append(world.consumer(partition_assignment_strategy=(strategy,), max_poll_records=2))
         elif action < 0.2 and len(members) > 1:
             members.pop(chance.randrange(len(members))).close()
         elif action < 0.5:
-            append(place, "a", chance.randrange(4), str(sent))
+            append(world, "a", chance.randrange(4), str(sent))
             sent += 1
         for member in chance.sample(members, len(members)):
             read.update(values(member.poll()))
     if not members:
-        members.append(place.consumer(partition_assignment_strategy=(strategy,)))
+        members.append(world.consumer(partition_assignment_strategy=(strategy,)))
     for _ in range(8):
-        read.update(settle(place, *members))
+        read.update(settle(world, *members))
     assert read == Counter(map(str, range(sent)))
     owned = Counter(part for member in members for part in member.assignment())
     assert owned == Counter({("a", number): 1 for number in range(4)})

@@ -95,7 +95,7 @@ def _entry(entry: Aborted) -> bytes:
     return np.array([entry.producer_id, entry.first, entry.last, entry.last_stable], ">i8").tobytes()
 
 
-def topic_of(place: CountedRoot, log: PlainLog, configs: PlainConfigs, folder: Path) -> Topic:
+def topic_of(counted_root: CountedRoot, log: PlainLog, configs: PlainConfigs, folder: Path) -> Topic:
     texts = {
         "cleanup.policy": "compact",
         "segment.bytes": configs.segment_bytes,
@@ -105,8 +105,8 @@ def topic_of(place: CountedRoot, log: PlainLog, configs: PlainConfigs, folder: P
         "min.compaction.lag.ms": configs.min_compaction_lag_ms,
         "delete.retention.ms": configs.delete_retention_ms,
     }
-    import_log_dir(place.root, written(log, folder), ImportOptions(configs=texts))
-    return place.root.topic("t")
+    import_log_dir(counted_root.root, written(log, folder), ImportOptions(configs=texts))
+    return counted_root.root.topic("t")
 
 
 def committed(topic: Topic, work: CleanWork) -> CleanResult:
@@ -161,8 +161,8 @@ def test_random_logs_are_cleaned_by_the_rules(seed: int, tmp_path: Path) -> None
         if seed % 2 and rng.random() < 0.5:
             history.delete_records()
         history.now_ms += rng.choice((0, 200, 1000, 6000, 90_000_000 if seed % 4 == 0 else 0))
-        place = CountedRoot("memory", tmp_path, seed=round_ + 1)
-        topic = topic_of(place, history.log, configs, tmp_path / f"round-{round_}")
+        counted_root = CountedRoot("memory", tmp_path, seed=round_ + 1)
+        topic = topic_of(counted_root, history.log, configs, tmp_path / f"round-{round_}")
         settings = Settings(history.now_ms, producer_expiration_ms=configs.producer_id_expiration_ms)
         works = plan_cleaning(topic.store, topic.log.snapshot(), settings, slots=configs.offset_map_slots)
         done = committed(topic, works[0]) if works else CleanResult((), (), ())
@@ -263,9 +263,9 @@ def contents(topic: Topic) -> list[tuple[int, bytes, bytes | None]]:
     return list(zip(*(table[name].to_pylist() for name in ("offset", "key", "value")), strict=True))
 
 
-def updated(place: CountedRoot, parts: int = 4, **configs: object) -> Topic:
+def updated(counted_root: CountedRoot, parts: int = 4, **configs: object) -> Topic:
     """A topic with 200 updates of 40 keys in each of several sealed segments."""
-    topic = place.topic(1, {**COMPACTED, **configs})
+    topic = counted_root.topic(1, {**COMPACTED, **configs})
     for part in range(parts):
         append(topic, keyed(200, 40, seed=part))
         seal(topic)
@@ -273,12 +273,12 @@ def updated(place: CountedRoot, parts: int = 4, **configs: object) -> Topic:
 
 
 @pytest.fixture
-def place(tmp_path: Path) -> CountedRoot:
+def counted_root(tmp_path: Path) -> CountedRoot:
     return CountedRoot("memory", tmp_path)
 
 
-def test_the_last_value_of_each_key_keeps_its_offset(place: CountedRoot) -> None:
-    topic = updated(place)
+def test_the_last_value_of_each_key_keeps_its_offset(counted_root: CountedRoot) -> None:
+    topic = updated(counted_root)
     before = contents(topic)
     latest = {key: (offset, key, value) for offset, key, value in before}
     done = committed(topic, plan(topic)[0])
@@ -293,8 +293,8 @@ def test_the_last_value_of_each_key_keeps_its_offset(place: CountedRoot) -> None
     assert not done.more
 
 
-def test_tombstones_are_removed_in_two_phases(place: CountedRoot) -> None:
-    topic = place.topic(1, {**COMPACTED, "delete.retention.ms": 1000})
+def test_tombstones_are_removed_in_two_phases(counted_root: CountedRoot) -> None:
+    topic = counted_root.topic(1, {**COMPACTED, "delete.retention.ms": 1000})
     append(topic, [Row(b"a", b"1"), Row(b"b", b"1"), Row(b"a", None)])
     seal(topic)
     committed(topic, plan(topic)[0])
@@ -307,7 +307,7 @@ def test_tombstones_are_removed_in_two_phases(place: CountedRoot) -> None:
         assert [key for _, key, _ in contents(topic)].count(b"a") == len(left) - 1
 
 
-def test_tombstones_of_formats_v0_and_v1_are_removed_in_two_phases(place: CountedRoot, tmp_path: Path) -> None:
+def test_tombstones_of_formats_v0_and_v1_are_removed_in_two_phases(counted_root: CountedRoot, tmp_path: Path) -> None:
     partition = tmp_path / "log" / "t-0"
     partition.mkdir(parents=True)
     old = [
@@ -320,8 +320,10 @@ def test_tombstones_of_formats_v0_and_v1_are_removed_in_two_phases(place: Counte
     ]
     (partition / f"{0:020d}.log").write_bytes(b"".join(old))
     (partition / f"{21:020d}.log").write_bytes(message(21, b"w", b"1"))
-    import_log_dir(place.root, tmp_path / "log", ImportOptions(configs={**COMPACTED, "delete.retention.ms": 1000}))
-    topic = place.root.topic("t")
+    import_log_dir(
+        counted_root.root, tmp_path / "log", ImportOptions(configs={**COMPACTED, "delete.retention.ms": 1000})
+    )
+    topic = counted_root.root.topic("t")
     committed(topic, plan(topic, now_ms=STAMPED_MS)[0])
     slices = topic.log.snapshot().slices.all()
     data = topic.store.get(file_key("t", slices.path(0)))
@@ -339,8 +341,8 @@ def test_tombstones_of_formats_v0_and_v1_are_removed_in_two_phases(place: Counte
     assert [key for _, key, _ in contents(topic)] == [b"e", b"c", b"a", b"w", b"y", b"x"]
 
 
-def test_a_delete_horizon_beyond_all_time_is_the_end_of_time(place: CountedRoot) -> None:
-    topic = place.topic(1, {**COMPACTED, "delete.retention.ms": 2**63 - 1})
+def test_a_delete_horizon_beyond_all_time_is_the_end_of_time(counted_root: CountedRoot) -> None:
+    topic = counted_root.topic(1, {**COMPACTED, "delete.retention.ms": 2**63 - 1})
     append(topic, [Row(b"a", b"1"), Row(b"a", None)])
     seal(topic)
     committed(topic, plan(topic)[0])
@@ -349,16 +351,16 @@ def test_a_delete_horizon_beyond_all_time_is_the_end_of_time(place: CountedRoot)
     assert contents(topic) == [(1, b"a", None)]
 
 
-def test_a_second_run_finds_nothing_to_do(place: CountedRoot) -> None:
-    topic = updated(place)
+def test_a_second_run_finds_nothing_to_do(counted_root: CountedRoot) -> None:
+    topic = updated(counted_root)
     committed(topic, plan(topic)[0])
     version = topic.log.state().version
     assert plan(topic) == []
     assert topic.log.state().version == version
 
 
-def test_one_of_two_concurrent_passes_is_committed(place: CountedRoot) -> None:
-    topic = updated(place)
+def test_one_of_two_concurrent_passes_is_committed(counted_root: CountedRoot) -> None:
+    topic = updated(counted_root)
     (work,) = plan(topic)
     first, second = work.run(), work.run()
     assert {file.path for file in first.files}.isdisjoint(file.path for file in second.files)
@@ -387,8 +389,8 @@ def test_small_maps_need_several_passes_for_the_same_result(tmp_path: Path) -> N
     assert ends[0] == ends[1] == ends[2]
 
 
-def test_records_beyond_the_map_are_not_cleaned(place: CountedRoot) -> None:
-    topic = updated(place)
+def test_records_beyond_the_map_are_not_cleaned(counted_root: CountedRoot) -> None:
+    topic = updated(counted_root)
     before = {batch.base: batch for _, batches, _ in state(topic) for batch in batches}
     records = contents(topic)
     done = committed(topic, plan(topic, slots=20)[0])
@@ -400,8 +402,8 @@ def test_records_beyond_the_map_are_not_cleaned(place: CountedRoot) -> None:
     assert [batch.raw for batch in untouched] == [batch.raw for batch in before.values() if batch.base >= 200]
 
 
-def test_each_pass_uses_a_new_hash_key(place: CountedRoot, monkeypatch: pytest.MonkeyPatch) -> None:
-    topic = updated(place)
+def test_each_pass_uses_a_new_hash_key(counted_root: CountedRoot, monkeypatch: pytest.MonkeyPatch) -> None:
+    topic = updated(counted_root)
     (work,) = plan(topic)
     used: list[set[tuple[int, int]]] = []
     real = cleaner.key_hashes
@@ -420,9 +422,9 @@ def test_each_pass_uses_a_new_hash_key(place: CountedRoot, monkeypatch: pytest.M
 
 @pytest.mark.parametrize("tombstone", [False, True])
 def test_batches_without_retained_records_are_opened_once(
-    place: CountedRoot, monkeypatch: pytest.MonkeyPatch, tombstone: bool
+    counted_root: CountedRoot, monkeypatch: pytest.MonkeyPatch, tombstone: bool
 ) -> None:
-    topic = place.topic(1, COMPACTED)
+    topic = counted_root.topic(1, COMPACTED)
     for value in (b"1", b"2", None if tombstone else b"3", b"4"):
         append(topic, [Row(b"a", value), Row(b"b", b"x")])
     seal(topic)
@@ -445,8 +447,8 @@ def test_batches_without_retained_records_are_opened_once(
     assert contents(topic) == [(7, b"b", b"x"), (8, b"a", b"5")]
 
 
-def test_keyless_records_are_dropped_and_counted(place: CountedRoot) -> None:
-    topic = place.topic(1, {"index.interval.bytes": 200})
+def test_keyless_records_are_dropped_and_counted(counted_root: CountedRoot) -> None:
+    topic = counted_root.topic(1, {"index.interval.bytes": 200})
     append(topic, [Row(None, b"x"), Row(b"a", b"1"), Row(None, None), Row(b"a", b"2")])
     seal(topic)
     assert plan(topic) == []
@@ -490,9 +492,9 @@ def in_a_length(data: bytes) -> int:
 @pytest.mark.parametrize("where", [in_a_record, in_a_base_offset, in_a_leader_epoch, in_a_length])
 @pytest.mark.parametrize("part", ["clean", "dirty"])
 def test_damage_is_reported_and_nothing_is_committed(
-    place: CountedRoot, where: Callable[[bytes], int], part: str
+    counted_root: CountedRoot, where: Callable[[bytes], int], part: str
 ) -> None:
-    topic = updated(place, parts=2)
+    topic = updated(counted_root, parts=2)
     committed(topic, plan(topic)[0])
     for seed in (7, 8, 9):
         append(topic, keyed(200, 40, seed=seed))
@@ -500,11 +502,11 @@ def test_damage_is_reported_and_nothing_is_committed(
     keys = sealed_keys(topic)
     assert len(keys) >= 4
     key = keys[1 if part == "clean" else 3]
-    data = bytearray(place.inner.get(key))
+    data = bytearray(counted_root.inner.get(key))
     at = where(bytes(data))
     headers = scan_headers(bytes(data))
     data[at] ^= 1
-    place.inner.replace(key, bytes(data))  # type: ignore[attr-defined]
+    counted_root.inner.replace(key, bytes(data))  # type: ignore[attr-defined]
     (work,) = plan(topic)
     before, version = topic.log.snapshot().slices.all().base.tolist(), topic.log.state().version
     with pytest.raises(Corrupt) as caught:
@@ -520,18 +522,18 @@ def test_damage_is_reported_and_nothing_is_committed(
     assert topic.log.snapshot().slices.all().base.tolist() == before
 
 
-def test_a_deleted_segment_requires_a_new_plan(place: CountedRoot) -> None:
-    topic = updated(place)
+def test_a_deleted_segment_requires_a_new_plan(counted_root: CountedRoot) -> None:
+    topic = updated(counted_root)
     (work,) = plan(topic)
-    place.inner.delete(sealed_keys(topic)[2])
+    counted_root.inner.delete(sealed_keys(topic)[2])
     with pytest.raises(Conflict, match="run the compaction again"):
         work.run()
 
 
-def test_a_failing_store_leaves_no_half_segment(place: CountedRoot, monkeypatch: pytest.MonkeyPatch) -> None:
-    topic = updated(place)
+def test_a_failing_store_leaves_no_half_segment(counted_root: CountedRoot, monkeypatch: pytest.MonkeyPatch) -> None:
+    topic = updated(counted_root)
     (work,) = plan(topic)
-    before = {item.key for item in place.inner.list("t/")}
+    before = {item.key for item in counted_root.inner.list("t/")}
     real = cleaner.filter_batches
     calls = iter(range(100))
 
@@ -543,12 +545,12 @@ def test_a_failing_store_leaves_no_half_segment(place: CountedRoot, monkeypatch:
     monkeypatch.setattr(cleaner, "filter_batches", failing)
     with pytest.raises(OSError, match="fire"):
         work.run()
-    left = {item.key for item in place.inner.list("t/")} - before
+    left = {item.key for item in counted_root.inner.list("t/")} - before
     assert not any(key.endswith(".log") and key[:-3] + "index" not in left for key in left)
 
 
-def test_progress_counts_read_bytes(place: CountedRoot) -> None:
-    topic = updated(place)
+def test_progress_counts_read_bytes(counted_root: CountedRoot) -> None:
+    topic = updated(counted_root)
     size = int(topic.log.snapshot().slices.all().size.sum())
     seen: list[tuple[int, int]] = []
     done = plan(topic)[0].run(lambda records, nbytes: seen.append((records, nbytes)))
@@ -557,17 +559,17 @@ def test_progress_counts_read_bytes(place: CountedRoot) -> None:
 
 
 def test_a_work_item_can_be_pickled(tmp_path: Path) -> None:
-    place = CountedRoot("local", tmp_path)
-    topic = updated(place)
-    (work,) = plan_cleaning(place.inner, topic.log.snapshot(), Settings(NOW_MS))
+    counted_root = CountedRoot("local", tmp_path)
+    topic = updated(counted_root)
+    (work,) = plan_cleaning(counted_root.inner, topic.log.snapshot(), Settings(NOW_MS))
     assert (work.op, work.title, work.partitions) == ("compact", "compact t-0", (0,))
     assert work.nbytes == int(topic.log.snapshot().slices.all().size.sum())
     done = pickle.loads(pickle.dumps(pickle.loads(pickle.dumps(work)).run()))
     assert [replace(file, path="") for file in done.files] == [replace(file, path="") for file in work.run().files]
 
 
-def test_the_dirtiest_partition_comes_first(place: CountedRoot) -> None:
-    topic = place.topic(3, {**COMPACTED, "min.cleanable.dirty.ratio": 0.1})
+def test_the_dirtiest_partition_comes_first(counted_root: CountedRoot) -> None:
+    topic = counted_root.topic(3, {**COMPACTED, "min.cleanable.dirty.ratio": 0.1})
     for turn, keys in enumerate((range(60), range(60), range(20), range(5))):
         append(topic, [Row(b"k%d" % key, b"%d" % turn * 30) for key in keys])
         seal(topic)
@@ -581,14 +583,14 @@ def test_the_dirtiest_partition_comes_first(place: CountedRoot) -> None:
     assert len(set(ratios)) > 1
 
 
-def test_only_compacted_topics_are_cleaned(place: CountedRoot) -> None:
-    topic = updated(place)
+def test_only_compacted_topics_are_cleaned(counted_root: CountedRoot) -> None:
+    topic = updated(counted_root)
     topic.alter(configs={"cleanup.policy": "delete"})
     assert plan(topic) == []
 
 
-def test_segments_below_the_log_start_are_not_referenced(place: CountedRoot) -> None:
-    topic = place.topic(1, {**COMPACTED, "cleanup.policy": "compact,delete", "segment.bytes": 300})
+def test_segments_below_the_log_start_are_not_referenced(counted_root: CountedRoot) -> None:
+    topic = counted_root.topic(1, {**COMPACTED, "cleanup.policy": "compact,delete", "segment.bytes": 300})
     append(topic, [Row(b"only-%d" % i, b"x") for i in range(8)])
     append(topic, [Row(b"a", b"1"), Row(b"b", b"1")])
     seal(topic)
@@ -603,9 +605,9 @@ def test_segments_below_the_log_start_are_not_referenced(place: CountedRoot) -> 
     assert topic.log.state().first_dirty_offset.tolist() == [12]
 
 
-def test_a_log_without_keys_becomes_an_empty_batch(place: CountedRoot) -> None:
+def test_a_log_without_keys_becomes_an_empty_batch(counted_root: CountedRoot) -> None:
     """The last batch of the range is kept as an empty batch, so that the log end can be determined from the batches."""
-    topic = place.topic(1, {"index.interval.bytes": 200})
+    topic = counted_root.topic(1, {"index.interval.bytes": 200})
     for _ in range(3):
         append(topic, [Row(None, b"x"), Row(None, b"y")])
     seal(topic)
@@ -620,8 +622,8 @@ def test_a_log_without_keys_becomes_an_empty_batch(place: CountedRoot) -> None:
     assert topic.log.state().first_dirty_offset.tolist() == [6]
 
 
-def test_a_full_index_starts_a_new_segment(place: CountedRoot) -> None:
-    topic = updated(place, parts=1, **{"segment.index.bytes": 10_000})
+def test_a_full_index_starts_a_new_segment(counted_root: CountedRoot) -> None:
+    topic = updated(counted_root, parts=1, **{"segment.index.bytes": 10_000})
     many = len(contents(topic))
     topic.alter(configs={"segment.index.bytes": 36})
     latest = {row[1]: row for row in contents(topic)}
@@ -630,16 +632,16 @@ def test_a_full_index_starts_a_new_segment(place: CountedRoot) -> None:
     assert len(slices) > 1
     for row in range(len(slices)):
         stem = file_key("t", slices.path(row)).removesuffix(".log")
-        assert len(place.inner.get(f"{stem}.index")) <= 36
-        assert len(place.inner.get(f"{stem}.timeindex")) <= 36
+        assert len(counted_root.inner.get(f"{stem}.index")) <= 36
+        assert len(counted_root.inner.get(f"{stem}.timeindex")) <= 36
     assert contents(topic) == sorted(latest.values())
     assert len(contents(topic)) < many
 
 
-def test_append_times_are_preserved(place: CountedRoot) -> None:
-    topic = place.topic(1, {**COMPACTED, "message.timestamp.type": "LogAppendTime"})
+def test_append_times_are_preserved(counted_root: CountedRoot) -> None:
+    topic = counted_root.topic(1, {**COMPACTED, "message.timestamp.type": "LogAppendTime"})
     append(topic, [Row(b"a", b"1"), Row(b"b", b"1")])
-    place.world.now_ms += 5000
+    counted_root.world.now_ms += 5000
     append(topic, [Row(b"a", b"2"), Row(b"a", b"3")])
     seal(topic)
     stamps = dict(zip(*times(topic), strict=True))
@@ -657,8 +659,8 @@ def times(topic: Topic) -> tuple[list[int], list[int]]:
     return table["offset"].to_pylist(), table["timestamp"].cast(pa.int64()).to_pylist()
 
 
-def test_large_batches_are_opened_one_by_one(place: CountedRoot, monkeypatch: pytest.MonkeyPatch) -> None:
-    topic = place.topic(1, COMPACTED)
+def test_large_batches_are_opened_one_by_one(counted_root: CountedRoot, monkeypatch: pytest.MonkeyPatch) -> None:
+    topic = counted_root.topic(1, COMPACTED)
     append(topic, keyed(2000, 300), codec="lz4", batch_bytes=3000)
     seal(topic)
     latest = {row[1]: row for row in contents(topic)}
@@ -686,15 +688,15 @@ class Watched:
 
 @pytest.mark.parametrize("codec", ["none", "zstd"])
 def test_memory_is_limited_to_a_few_windows(codec: str, tmp_path: Path) -> None:
-    place = CountedRoot("local", tmp_path)
-    topic = place.topic(1, COMPACTED)
+    counted_root = CountedRoot("local", tmp_path)
+    topic = counted_root.topic(1, COMPACTED)
     value = b"x" * 4000 if codec != "none" else random.Random(1).randbytes(4000)
     for part in range(4):
         append(
             topic, [Row(b"%d" % (i % 3000), value) for i in range(part, part + 4000)], batch_bytes=500_000, codec=codec
         )
     seal(topic)
-    store = Watched(place.inner)  # type: ignore[arg-type]
+    store = Watched(counted_root.inner)  # type: ignore[arg-type]
     (work,) = plan_cleaning(store, topic.log.snapshot(), Settings(NOW_MS))  # type: ignore[arg-type]
     work.run()
     tracemalloc.start()
@@ -725,8 +727,10 @@ def test_a_checkpoint_beyond_the_log_end_does_not_restore_deleted_keys(tmp_path:
         log_end=2,
         first_dirty_offset=3,
     )
-    place = CountedRoot("memory", tmp_path)
-    topic = topic_of(place, log, PlainConfigs(min_cleanable_dirty_ratio=0.0, delete_retention_ms=0), tmp_path / "kafka")
+    counted_root = CountedRoot("memory", tmp_path)
+    topic = topic_of(
+        counted_root, log, PlainConfigs(min_cleanable_dirty_ratio=0.0, delete_retention_ms=0), tmp_path / "kafka"
+    )
     for n in range(3):
         topic.append(pa.table({"key": [b"other"], "value": [b"%d" % n]}))
         assert not compact_topic(topic, Settings(NOW_MS + n), InProcess(), CompactOptions(roll=True)).failures
@@ -736,12 +740,12 @@ def test_a_checkpoint_beyond_the_log_end_does_not_restore_deleted_keys(tmp_path:
 
 def test_a_missing_segment_does_not_block_other_partitions(tmp_path: Path) -> None:
     """If `max.compaction.lag.ms` is set, the plan reads each segment."""
-    place = CountedRoot("memory", tmp_path)
-    topic = place.topic(2, {**COMPACTED, "max.compaction.lag.ms": 1000})
+    counted_root = CountedRoot("memory", tmp_path)
+    topic = counted_root.topic(2, {**COMPACTED, "max.compaction.lag.ms": 1000})
     topic.append(pa.table({"key": [b"a"] * 4, "value": [b"x"] * 4, "partition": pa.array([0, 1] * 2, pa.int32())}))
     compact_topic(topic, Settings(NOW_MS), InProcess(), CompactOptions(seal_only=True, roll=True))
     missing = file_key("t", topic.log.snapshot().slices.select(0).path(0))
-    place.inner.delete(missing)
+    counted_root.inner.delete(missing)
     report = compact_topic(topic, Settings(NOW_MS), InProcess())
     assert [(piece.action, piece.partition) for piece in report.work] == [("compact", 1)]
     assert [failure.partitions for failure in report.failures] == [(0,)]

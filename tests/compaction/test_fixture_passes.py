@@ -51,12 +51,12 @@ class Found:
         return scan_headers(self.data)
 
 
-def imported(place: CountedRoot, stage: Stage) -> Topic:
+def imported(counted_root: CountedRoot, stage: Stage) -> Topic:
     names = import_log_dir(
-        place.root, stage.folder, ImportOptions(configs=dict(stage.configs.explicit), force=True)
+        counted_root.root, stage.folder, ImportOptions(configs=dict(stage.configs.explicit), force=True)
     ).names
     assert names == ["compacted"]
-    return place.root.topic("compacted")
+    return counted_root.root.topic("compacted")
 
 
 def cleaned_once(topic: Topic, each: Pass) -> CleanResult | None:
@@ -171,9 +171,9 @@ def test_a_stage_cleaned_once_is_the_next_stage(name: str, tmp_path: Path) -> No
     assert_pass(PASSES[name], CountedRoot("memory", tmp_path))
 
 
-def assert_pass(each: Pass, place: CountedRoot) -> None:
+def assert_pass(each: Pass, counted_root: CountedRoot) -> None:
     """Assert that a pass has the same result as Kafka's pass."""
-    topic = imported(place, each.before)
+    topic = imported(counted_root, each.before)
     done = cleaned_once(topic, each)
     told = each.after.cleaner
     assert (done is not None) == told["chosen"]

@@ -20,13 +20,13 @@ from tests.support.seeds import first_of
 
 
 @pytest.fixture
-def place(tmp_path: Path) -> CountedRoot:
+def counted_root(tmp_path: Path) -> CountedRoot:
     return CountedRoot("memory", tmp_path)
 
 
 @pytest.mark.sweep
 @pytest.mark.parametrize("seed", first_of(range(15), 4))
-def test_random_logs_that_grow_between_imports(place: CountedRoot, tmp_path: Path, seed: int) -> None:
+def test_random_logs_that_grow_between_imports(counted_root: CountedRoot, tmp_path: Path, seed: int) -> None:
     rng = random.Random(seed)
     history = History(rng, segment_bytes=rng.choice((300, 900, 4000)))
     for _ in range(rng.choice((3, 6))):
@@ -37,14 +37,16 @@ def test_random_logs_that_grow_between_imports(place: CountedRoot, tmp_path: Pat
             history.roll()
         shutil.rmtree(tmp_path / "kafka", ignore_errors=True)
         import_log_dir(
-            place.root, log_dir(history, tmp_path / "kafka"), ImportOptions(configs={"segment.bytes": 3000}, force=True)
+            counted_root.root,
+            log_dir(history, tmp_path / "kafka"),
+            ImportOptions(configs={"segment.bytes": 3000}, force=True),
         )
-        topic = place.root.topic("t")
+        topic = counted_root.root.topic("t")
         check(topic, model_of(history), rng)
         if rng.random() < 0.7:
             sealed_by_now(topic)
             check(topic, model_of(history), rng)
-        assert place.reopened().log.state() == topic.log.state()
+        assert counted_root.reopened().log.state() == topic.log.state()
     left = topic.log.state().kafka_open
     topic.end_kafka_transactions()
     for each in left:

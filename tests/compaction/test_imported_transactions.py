@@ -59,7 +59,7 @@ def stages() -> list[tuple[str, str]]:
 
 
 @pytest.fixture
-def place(tmp_path: Path) -> CountedRoot:
+def counted_root(tmp_path: Path) -> CountedRoot:
     return CountedRoot("memory", tmp_path)
 
 
@@ -87,14 +87,14 @@ def sealed_by_now(topic: Topic) -> None:
 
 @pytest.mark.parametrize(("fixture", "stage"), stages())
 def test_imported_fixtures_read_as_kafkas_consumer_reads_them(
-    fixtures: Path, place: CountedRoot, fixture: str, stage: str
+    fixtures: Path, counted_root: CountedRoot, fixture: str, stage: str
 ) -> None:
     folder = fixtures / fixture / stage
-    import_log_dir(place.root, folder)
+    import_log_dir(counted_root.root, folder)
     facts = expected_offsets(fixtures / fixture, stage)
     for sealed in (False, True):
         for name, topic_name, number in own_partitions(folder):
-            topic = place.root.topic(topic_name)
+            topic = counted_root.root.topic(topic_name)
             if sealed:
                 sealed_by_now(topic)
             assert int(topic.log.state().last_stable()[number]) == facts[name]["lastStableOffset"]
@@ -114,9 +114,9 @@ def test_the_fixtures_contain_the_required_cases(fixtures: Path, fixture: str) -
 
 
 @pytest.mark.parametrize("name", sorted(PASSES))
-def test_cleaned_logs_read_like_logs_cleaned_by_kafka(fixtures: Path, place: CountedRoot, name: str) -> None:
+def test_cleaned_logs_read_like_logs_cleaned_by_kafka(fixtures: Path, counted_root: CountedRoot, name: str) -> None:
     each: Pass = PASSES[name]
-    topic = imported(place, each.before)
+    topic = imported(counted_root, each.before)
     cleaned_once(topic, each)
     folder = fixtures / "compaction" / each.before.fixture
     log_start = each.after.log_start
@@ -127,15 +127,15 @@ def test_cleaned_logs_read_like_logs_cleaned_by_kafka(fixtures: Path, place: Cou
 
 
 @pytest.mark.parametrize(("fixture", "stage"), [each for each in stages() if each[0] in NAMES])
-def test_offsets_by_time_agree_with_kafka(fixtures: Path, place: CountedRoot, fixture: str, stage: str) -> None:
+def test_offsets_by_time_agree_with_kafka(fixtures: Path, counted_root: CountedRoot, fixture: str, stage: str) -> None:
     folder = fixtures / fixture / stage
-    import_log_dir(place.root, folder)
-    view, own = KafkaView(folder), RootView(place.root)
+    import_log_dir(counted_root.root, folder)
+    view, own = KafkaView(folder), RootView(counted_root.root)
     asked = 0
     for sealed in (False, True):
         for name, topic_name, number in own_partitions(folder):
             if sealed:
-                sealed_by_now(place.root.topic(topic_name))
+                sealed_by_now(counted_root.root.topic(topic_name))
             own.refresh([topic_name])
             for question in expected_offsets(fixtures / fixture, stage)[name]["offsetsForTimes"]:
                 for isolation in LEVELS:
@@ -186,19 +186,21 @@ def check(topic: Topic, expected: Visible, rng: random.Random) -> None:
 
 @pytest.mark.sweep
 @pytest.mark.parametrize("seed", first_of(range(25), 4))
-def test_random_logs_at_every_step(place: CountedRoot, tmp_path: Path, seed: int) -> None:
+def test_random_logs_at_every_step(counted_root: CountedRoot, tmp_path: Path, seed: int) -> None:
     if seed % 2:
         # Read in windows, starting at index positions.
-        place.store.limits = Limits(span_bytes=400, index_min_bytes=500)
+        counted_root.store.limits = Limits(span_bytes=400, index_min_bytes=500)
     rng = random.Random(seed)
     history = History(rng, segment_bytes=rng.choice((300, 900, 4000)), codecs=(0, 4) if seed % 3 else (0,))
     history.write(rng.choice((10, 60, 150)))
     if seed % 4 == 0:
         history.end_transactions()
     import_log_dir(
-        place.root, log_dir(history, tmp_path / "kafka"), ImportOptions(configs={"segment.bytes": 3000}, force=True)
+        counted_root.root,
+        log_dir(history, tmp_path / "kafka"),
+        ImportOptions(configs={"segment.bytes": 3000}, force=True),
     )
-    topic = place.root.topic("t")
+    topic = counted_root.root.topic("t")
     expected = model_of(history)
     check(topic, expected, rng)
     sealed_by_now(topic)
@@ -226,13 +228,15 @@ def test_random_logs_at_every_step(place: CountedRoot, tmp_path: Path, seed: int
 
 
 @pytest.mark.parametrize("seed", first_of(range(10), 4))
-def test_cleaning_hides_aborted_records_and_keeps_the_latest(place: CountedRoot, tmp_path: Path, seed: int) -> None:
+def test_cleaning_hides_aborted_records_and_keeps_the_latest(
+    counted_root: CountedRoot, tmp_path: Path, seed: int
+) -> None:
     rng = random.Random(100 + seed)
     history = History(rng, tombstones=0.0)
     history.write(120)
     configs = {"segment.bytes": 900, "cleanup.policy": "compact", "min.cleanable.dirty.ratio": "0"}
-    import_log_dir(place.root, log_dir(history, tmp_path / "kafka"), ImportOptions(configs=configs, force=True))
-    topic = place.root.topic("t")
+    import_log_dir(counted_root.root, log_dir(history, tmp_path / "kafka"), ImportOptions(configs=configs, force=True))
+    topic = counted_root.root.topic("t")
     before = model_of(history)
     for later in (1, 2):
         report = compact_topic(
@@ -249,8 +253,8 @@ def test_cleaning_hides_aborted_records_and_keeps_the_latest(place: CountedRoot,
         ]
 
 
-def test_merged_slices_contain_their_aborted_transactions(place: CountedRoot, tmp_path: Path) -> None:
-    topic = opened(place, tmp_path)
+def test_merged_slices_contain_their_aborted_transactions(counted_root: CountedRoot, tmp_path: Path) -> None:
+    topic = opened(counted_root, tmp_path)
     topic.append(pa.table({"value": [b"new"] * 3, "partition": pa.array([0, 1, 2], pa.int32())}))
     compact_topic(topic, Settings(0), InProcess())
     slices = topic.log.snapshot().slices.select(0)
@@ -270,20 +274,20 @@ OPEN = {
 }
 
 
-def opened(place: CountedRoot, tmp_path: Path, **options: str) -> Topic:
+def opened(counted_root: CountedRoot, tmp_path: Path, **options: str) -> Topic:
     write_partition(tmp_path / "kafka", "t-0", OPEN)
     write_partition(tmp_path / "kafka", "t-1", {0: batch(0, [b"f"], producer=7)})
     write_partition(tmp_path / "kafka", "t-2", {0: batch(0, [b"g"])})
-    import_log_dir(place.root, tmp_path / "kafka", ImportOptions(**options))
-    return place.root.topic("t")
+    import_log_dir(counted_root.root, tmp_path / "kafka", ImportOptions(**options))
+    return counted_root.root.topic("t")
 
 
 def values(topic: Topic, partition: int = 0, isolation: str = READ_COMMITTED) -> list[bytes | None]:
     return [value for _, _, value in seen(topic, isolation, partition)]
 
 
-def test_open_transactions_hold_back_readers_until_they_are_ended(place: CountedRoot, tmp_path: Path) -> None:
-    topic = opened(place, tmp_path)
+def test_open_transactions_hold_back_readers_until_they_are_ended(counted_root: CountedRoot, tmp_path: Path) -> None:
+    topic = opened(counted_root, tmp_path)
     assert topic.log.state().last_stable().tolist() == [1, 0, 1]
     assert values(topic) == [b"a"]
     assert values(topic, isolation=READ_UNCOMMITTED) == [b"a", b"b", b"c", b"d", b"e"]
@@ -298,8 +302,8 @@ def test_open_transactions_hold_back_readers_until_they_are_ended(place: Counted
     assert topic.log.state().last_stable().tolist() == topic.log.state().log_end.tolist() == [8, 2, 1]
 
 
-def test_the_markers_are_those_of_kafkas_coordinator(place: CountedRoot, tmp_path: Path) -> None:
-    topic = opened(place, tmp_path)
+def test_the_markers_are_those_of_kafkas_coordinator(counted_root: CountedRoot, tmp_path: Path) -> None:
+    topic = opened(counted_root, tmp_path)
     topic.end_kafka_transactions()
     slices = topic.log.snapshot().slices.select(0)
     data = topic.store.get(file_key("t", slices.path(2)), int(slices.position[2]), int(slices.size[2]))
@@ -312,9 +316,9 @@ def test_the_markers_are_those_of_kafkas_coordinator(place: CountedRoot, tmp_pat
 
 
 def test_an_append_first_ends_open_transactions(
-    place: CountedRoot, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    counted_root: CountedRoot, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    topic = opened(place, tmp_path)
+    topic = opened(counted_root, tmp_path)
     assert topic.append(pa.table({"value": ["new"], "partition": pa.array([0], pa.int32())})).base == {0: 8}
     assert [values(topic, partition) for partition in range(3)] == [[b"a", b"c", b"new"], [], [b"g"]]
     assert "aborted the open Kafka transaction of producer 9 in partition 0, from offset 5" in caplog.text
@@ -324,23 +328,23 @@ def test_an_append_first_ends_open_transactions(
     assert topic.log.state().version == version + 1
 
 
-def test_the_import_can_abort_or_reject_open_transactions(place: CountedRoot, tmp_path: Path) -> None:
+def test_the_import_can_abort_or_reject_open_transactions(counted_root: CountedRoot, tmp_path: Path) -> None:
     with pytest.raises(Conflict, match=r"topic t has 3 open transactions \(first: the open Kafka"):
-        opened(place, tmp_path, open_transactions="refuse")
-    assert [item.key for item in place.inner.list("t/") if "/_log/" not in item.key] == []
-    assert place.root.topics() == []
+        opened(counted_root, tmp_path, open_transactions="refuse")
+    assert [item.key for item in counted_root.inner.list("t/") if "/_log/" not in item.key] == []
+    assert counted_root.root.topics() == []
     with pytest.raises(BadRequest, match="one of keep, abort, refuse, found 'drop'"):
-        opened(place, tmp_path, open_transactions="drop")
-    topic = opened(place, tmp_path, open_transactions="abort")
+        opened(counted_root, tmp_path, open_transactions="drop")
+    topic = opened(counted_root, tmp_path, open_transactions="abort")
     assert topic.log.state().kafka_open == ()
     assert values(topic) == [b"a", b"c"]
 
 
-def test_open_transactions_survive_a_checkpoint(place: CountedRoot, tmp_path: Path) -> None:
-    topic = opened(place, tmp_path)
+def test_open_transactions_survive_a_checkpoint(counted_root: CountedRoot, tmp_path: Path) -> None:
+    topic = opened(counted_root, tmp_path)
     topic.log.refresh()
     topic.log.write_checkpoint()
-    again = place.reopened()
+    again = counted_root.reopened()
     assert again.log.state().kafka_open == topic.log.state().kafka_open
     assert again.log.state() == topic.log.state()
     topic.delete_records({0: 4})
@@ -350,8 +354,8 @@ def test_open_transactions_survive_a_checkpoint(place: CountedRoot, tmp_path: Pa
     assert topic.log.state().last_stable().tolist() == [6, 1, 1]
 
 
-def test_concurrent_ends_write_one_marker(place: CountedRoot, tmp_path: Path) -> None:
-    topic, other = opened(place, tmp_path), place.reopened()
+def test_concurrent_ends_write_one_marker(counted_root: CountedRoot, tmp_path: Path) -> None:
+    topic, other = opened(counted_root, tmp_path), counted_root.reopened()
     hit: list[Callable[[], object]] = [lambda: other.end_kafka_transactions(producers=[9])]
     real = topic.log.commit
 
@@ -366,9 +370,9 @@ def test_concurrent_ends_write_one_marker(place: CountedRoot, tmp_path: Path) ->
     assert values(topic) == [b"a", b"c"]
 
 
-def test_a_tail_stops_at_the_last_stable_offset(place: CountedRoot, tmp_path: Path) -> None:
-    topic = opened(place, tmp_path)
-    tail = Tail(RootView(place.root), "t", READ_COMMITTED, partition=0)
+def test_a_tail_stops_at_the_last_stable_offset(counted_root: CountedRoot, tmp_path: Path) -> None:
+    topic = opened(counted_root, tmp_path)
+    tail = Tail(RootView(counted_root.root), "t", READ_COMMITTED, partition=0)
     tail.open()
     tail.start_at_log_start()
 
@@ -389,7 +393,7 @@ def test_a_tail_stops_at_the_last_stable_offset(place: CountedRoot, tmp_path: Pa
 # -- requests and damage
 
 
-def long_log(place: CountedRoot, tmp_path: Path, segments: int = 60) -> Topic:
+def long_log(counted_root: CountedRoot, tmp_path: Path, segments: int = 60) -> Topic:
     """Return a log in which each segment has a committed and an aborted record with their markers. The last segment is
     active.
     """
@@ -402,79 +406,81 @@ def long_log(place: CountedRoot, tmp_path: Path, segments: int = 60) -> Topic:
             + marker(base + 3, 1, commit=True)
         )
     write_partition(tmp_path / "kafka", "t-0", logs)
-    import_log_dir(place.root, tmp_path / "kafka")
-    return place.root.topic("t")
+    import_log_dir(counted_root.root, tmp_path / "kafka")
+    return counted_root.root.topic("t")
 
 
-def test_a_plan_reads_each_object_once(place: CountedRoot, tmp_path: Path) -> None:
-    long_log(place, tmp_path)
-    view = RootView(place.root)
+def test_a_plan_reads_each_object_once(counted_root: CountedRoot, tmp_path: Path) -> None:
+    long_log(counted_root, tmp_path)
+    view = RootView(counted_root.root)
     view.refresh(["t"])
-    place.store.reset()
+    counted_root.store.reset()
     view.plan([OffsetRange("t", 0, 0, 240)], READ_UNCOMMITTED)
-    assert not place.store.keys
+    assert not counted_root.store.keys
     (part,) = view.plan([OffsetRange("t", 0, 120, 124)], READ_COMMITTED)
     # Three index files of each segment are read, because their checksum covers all of them.
-    assert len(place.store.keys) == 3 * 16
+    assert len(counted_root.store.keys) == 3 * 16
     assert [value for found in part.read(("value",)) for value in found["value"].to_pylist()] == [b"c120"]
-    place.store.reset()
+    counted_root.store.reset()
     view.plan([OffsetRange("t", 0, at, at + 4) for at in range(0, 240, 4)], READ_COMMITTED)
-    assert len(place.store.keys) == 3 * (59 - 16) + 1, "the active segment has a footer"
-    place.store.reset()
+    assert len(counted_root.store.keys) == 3 * (59 - 16) + 1, "the active segment has a footer"
+    counted_root.store.reset()
     parts = view.plan([OffsetRange("t", 0, 0, 240)], READ_COMMITTED)
-    assert not place.store.keys
+    assert not counted_root.store.keys
     found = [value for each in parts for read in each.read(("value",)) for value in read["value"].to_pylist()]
     assert found == [b"c%d" % base for base in range(0, 240, 4)]
 
 
-def test_other_topics_require_no_requests(place: CountedRoot) -> None:
-    topic = place.topic(4)
+def test_other_topics_require_no_requests(counted_root: CountedRoot) -> None:
+    topic = counted_root.topic(4)
     topic.append(pa.table({"value": [b"x"] * 20}))
-    view = RootView(place.root)
+    view = RootView(counted_root.root)
     view.refresh(["t"])
-    place.store.reset()
+    counted_root.store.reset()
     ranges = [OffsetRange("t", p, b.log_start, b.end(READ_COMMITTED)) for p, b in view.bounds("t").items()]
     view.plan(ranges, READ_COMMITTED)
-    assert not place.store.keys
+    assert not counted_root.store.keys
 
 
 @pytest.mark.parametrize("kind", ["missing", "cut", "of another segment"])
 def test_a_damaged_transaction_index_does_not_expose_aborted_records(
-    place: CountedRoot, tmp_path: Path, kind: str
+    counted_root: CountedRoot, tmp_path: Path, kind: str
 ) -> None:
-    topic = long_log(place, tmp_path, 4)
-    first, second = sorted(item.key for item in place.inner.list("t/sealed/") if item.key.endswith(".txnindex"))[:2]
+    topic = long_log(counted_root, tmp_path, 4)
+    first, second = sorted(item.key for item in counted_root.inner.list("t/sealed/") if item.key.endswith(".txnindex"))[
+        :2
+    ]
     if kind == "missing":
-        place.inner.delete(first)
+        counted_root.inner.delete(first)
     else:
-        data = place.inner.get(first)[:-1] if kind == "cut" else place.inner.get(second)
-        place.inner.replace(first, data)  # type: ignore[attr-defined]
+        data = counted_root.inner.get(first)[:-1] if kind == "cut" else counted_root.inner.get(second)
+        counted_root.inner.replace(first, data)  # type: ignore[attr-defined]
     with pytest.raises(Corrupt) as caught:
         topic.scan().to_table()
     assert caught.value.file in (first, first.replace(".txnindex", ".log"))
     assert len(seen(topic, READ_UNCOMMITTED)) == 8
 
 
-def test_a_wrong_transaction_index_of_kafka_is_ignored(place: CountedRoot, tmp_path: Path) -> None:
+def test_a_wrong_transaction_index_of_kafka_is_ignored(counted_root: CountedRoot, tmp_path: Path) -> None:
     logs = {0: batch(0, [b"a"], producer=1) + marker(1, 1, commit=True), 2: batch(2, [b"b"])}
     folder = write_partition(tmp_path / "kafka", "t-0", logs)
     entry = b"\0\0" + b"".join(n.to_bytes(8, "big") for n in (1, 0, 1, 2))
     (folder / f"{0:020}.txnindex").write_bytes(entry)
-    import_log_dir(place.root, tmp_path / "kafka")
-    assert values(place.root.topic("t")) == [b"a", b"b"]
+    import_log_dir(counted_root.root, tmp_path / "kafka")
+    assert values(counted_root.root.topic("t")) == [b"a", b"b"]
 
 
-def test_a_replanned_read_skips_aborted_records(place: CountedRoot, tmp_path: Path) -> None:
-    topic = long_log(place, tmp_path, 8)
+def test_a_replanned_read_skips_aborted_records(counted_root: CountedRoot, tmp_path: Path) -> None:
+    topic = long_log(counted_root, tmp_path, 8)
     scan = topic.scan(columns=("value",))
     expected = scan.to_table()
-    old = {item.key for item in place.inner.list("t/")}
+    old = {item.key for item in counted_root.inner.list("t/")}
     snapshot = topic.log.snapshot()
     # The whole log is rolled into larger segments, and the files of the plan are deleted.
     topic.alter(configs={"cleanup.policy": "compact", "min.cleanable.dirty.ratio": "0"}, force=True)
     topic.log.commit(rewritten(topic))
-    for key in old - {item.key for item in place.inner.list("t/") if "/_log/" in item.key}:
-        place.inner.delete(key)
+    for key in old - {item.key for item in counted_root.inner.list("t/") if "/_log/" in item.key}:
+        counted_root.inner.delete(key)
     assert topic.log.snapshot().version > snapshot.version
     assert scan.to_table() == expected
 

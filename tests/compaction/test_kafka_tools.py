@@ -326,7 +326,7 @@ def fill(topic: Topic, appends: Sequence[int], *, keys: int = 40, nulls: bool = 
 
 
 def test_sealed_segments_of_native_topics_are_accepted(kafka_tools: KafkaTools, tmp_path: Path) -> None:
-    place = CountedRoot("local", tmp_path)
+    counted_root = CountedRoot("local", tmp_path)
     small = {"segment.bytes": 20_000, "index.interval.bytes": 500}
     sealed = []
     for name, configs in (
@@ -335,18 +335,18 @@ def test_sealed_segments_of_native_topics_are_accepted(kafka_tools: KafkaTools, 
         ("index-full", {"segment.index.bytes": 60, "index.interval.bytes": 0}),
         ("one", {}),
     ):
-        topic = place.topic(3, configs, name)
+        topic = counted_root.topic(3, configs, name)
         fill(topic, range(10))
         sealed.append(topic)
-    with_aborts = place.topic(2, small, "aborts")
+    with_aborts = counted_root.topic(2, small, "aborts")
     for number in range(6):
         fill(with_aborts, [number])
-        prepared(place, with_aborts, some_rows(50, 100 + number), "tx", number)
-        resolve(place, with_aborts, "tx", number, committed=number % 2 == 0)
+        prepared(counted_root, with_aborts, some_rows(50, 100 + number), "tx", number)
+        resolve(counted_root, with_aborts, "tx", number, committed=number % 2 == 0)
     before = [topic.scan(isolation_level=READ_UNCOMMITTED).to_table().num_rows for topic in sealed]
     sealed.append(with_aborts)
     for topic in sealed:
-        compacted(topic, place.world.now_ms, seal_only=True, roll=True)
+        compacted(topic, counted_root.world.now_ms, seal_only=True, roll=True)
     assert [topic.scan(isolation_level=READ_UNCOMMITTED).to_table().num_rows for topic in sealed[:-1]] == before
     logs = all_logs(tmp_path)
     assert len(logs) > 30
@@ -358,7 +358,7 @@ def test_sealed_segments_of_native_topics_are_accepted(kafka_tools: KafkaTools, 
 
 
 def test_compacted_segments_of_native_topics_are_accepted(kafka_tools: KafkaTools, tmp_path: Path) -> None:
-    place = CountedRoot("local", tmp_path)
+    counted_root = CountedRoot("local", tmp_path)
     topics = []
     for name, stamped in (("created", "CreateTime"), ("stamped", "LogAppendTime")):
         configs = {
@@ -369,8 +369,8 @@ def test_compacted_segments_of_native_topics_are_accepted(kafka_tools: KafkaTool
             "delete.retention.ms": DAY_MS,
             "message.timestamp.type": stamped,
         }
-        topics.append(place.topic(2, configs, name))
-    now = place.world.now_ms
+        topics.append(counted_root.topic(2, configs, name))
+    now = counted_root.world.now_ms
     for topic in topics:
         for run in range(3):
             fill(topic, range(10 * run, 10 * run + 8), keys=300, nulls=False)

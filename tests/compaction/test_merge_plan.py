@@ -51,7 +51,7 @@ from tests.support.seeds import examples
 
 
 @pytest.fixture(params=KINDS)
-def place(request: pytest.FixtureRequest, tmp_path: Path) -> CountedRoot:
+def counted_root(request: pytest.FixtureRequest, tmp_path: Path) -> CountedRoot:
     return CountedRoot(request.param, tmp_path / "root")
 
 
@@ -60,8 +60,8 @@ def memory(tmp_path: Path) -> CountedRoot:
     return CountedRoot("memory", tmp_path)
 
 
-def plan(place: CountedRoot, topic: Topic) -> list[MergeWork]:
-    return plan_merges(place.store, topic.log.snapshot(), Settings(START_MS), env=place.world.env())
+def plan(counted_root: CountedRoot, topic: Topic) -> list[MergeWork]:
+    return plan_merges(counted_root.store, topic.log.snapshot(), Settings(START_MS), env=counted_root.world.env())
 
 
 def publish(topic: Topic, work: MergeWork, done: WorkResult) -> CommitResult:
@@ -75,11 +75,11 @@ def state(topic: Topic) -> tuple[TopicState, SliceTable]:
     return snapshot.state, snapshot.slices
 
 
-def merge(place: CountedRoot, topic: Topic) -> list[MergeWork]:
+def merge(counted_root: CountedRoot, topic: Topic) -> list[MergeWork]:
     """Plan, run and commit the merges."""
-    works = plan(place, topic)
+    works = plan(counted_root, topic)
     for work in works:
-        work = replace(work, env=place.world.env())
+        work = replace(work, env=counted_root.world.env())
         assert not publish(topic, work, work.run()).dropped
     return works
 
@@ -96,10 +96,10 @@ def layout(topic: Topic) -> list[tuple[int, int, int, int]]:
     return list(zip(found.partition.tolist(), found.base.tolist(), found.end.tolist(), tiers, strict=True))
 
 
-def batches(place: CountedRoot, topic: Topic, row: int) -> BatchHeaders:
+def batches(counted_root: CountedRoot, topic: Topic, row: int) -> BatchHeaders:
     """Return the headers of the batches of a slice, and verify their bytes."""
     found = topic.log.snapshot().slices.all()
-    data = place.inner.get(file_key(topic.name, found.path(row)), int(found.position[row]), int(found.size[row]))
+    data = counted_root.inner.get(file_key(topic.name, found.path(row)), int(found.position[row]), int(found.size[row]))
     headers = scan_headers(data)
     assert not len(crc_failures(data, headers))
     return headers
@@ -109,12 +109,12 @@ def batches(place: CountedRoot, topic: Topic, row: int) -> BatchHeaders:
 
 
 @pytest.mark.parametrize("codec", ["none", "zstd"])
-def test_many_small_slices_become_one_per_partition(place: CountedRoot, codec: str) -> None:
-    topic = place.topic(4)
+def test_many_small_slices_become_one_per_partition(counted_root: CountedRoot, codec: str) -> None:
+    topic = counted_root.topic(4)
     for i in range(20):
         topic.append(random_rows(120, first=i * 120, seed=i), options=small(codec, batch_bytes=900, file_bytes=4000))
     expected, before = whole(topic), topic.log.snapshot().slices.all()
-    (work,) = merge(place, topic)
+    (work,) = merge(counted_root, topic)
     after = topic.log.snapshot().slices.all()
     assert layout(topic) == [(p, 0, int(topic.log.state().log_end[p]), 1) for p in range(4)]
     assert whole(topic) == expected
@@ -126,12 +126,12 @@ def test_many_small_slices_become_one_per_partition(place: CountedRoot, codec: s
     for p in range(4):
         old = before[before.partition_rows(p)]
         assert (after.min_ts[p], after.max_ts[p]) == (old.min_ts.min(), old.max_ts.max())
-        headers = batches(place, topic, p)
+        headers = batches(counted_root, topic, p)
         assert len(headers) >= 20
         assert headers.base_offset[0] == 0
         assert (headers.base_offset[1:] == headers.next_offset[:-1]).all()
         assert set(headers.leader_epoch.tolist()) == {topic.log.state().leader_epoch}
-    assert plan(place, topic) == []
+    assert plan(counted_root, topic) == []
 
 
 def test_the_footer_agrees_with_the_commit(memory: CountedRoot) -> None:
@@ -150,11 +150,11 @@ def test_the_footer_agrees_with_the_commit(memory: CountedRoot) -> None:
         assert (entry.min_ts, entry.max_ts) == (found.min_ts[row], found.max_ts[row])
 
 
-def test_append_times_are_patched_in(place: CountedRoot) -> None:
-    topic = place.topic(2, {"message.timestamp.type": "LogAppendTime"})
-    start = place.world.now_ms
+def test_append_times_are_patched_in(counted_root: CountedRoot) -> None:
+    topic = counted_root.topic(2, {"message.timestamp.type": "LogAppendTime"})
+    start = counted_root.world.now_ms
     for i in range(6):
-        place.world.now_ms = start + 1000 * i
+        counted_root.world.now_ms = start + 1000 * i
         topic.append(random_rows(40, first=i * 40, seed=i), options=small("zstd", batch_bytes=400))
     # Half of the slices have record timestamps, so a merged slice contains both kinds.
     topic.alter(configs={"message.timestamp.type": "CreateTime"})
@@ -163,7 +163,7 @@ def test_append_times_are_patched_in(place: CountedRoot) -> None:
     expected = whole(topic)
     targets = [start, start + 1500, start + 3000, start + 5000, start + 5001]
     answers = [topic.offset_for_timestamp(target, isolation_level=READ_UNCOMMITTED) for target in targets]
-    merge(place, topic)
+    merge(counted_root, topic)
     assert whole(topic) == expected
     assert expected["timestampType"].to_pylist().count(1) == 240
     assert [topic.offset_for_timestamp(target, isolation_level=READ_UNCOMMITTED) for target in targets] == answers
@@ -171,7 +171,7 @@ def test_append_times_are_patched_in(place: CountedRoot) -> None:
     both = int(SliceFlag.LOG_APPEND_TIME | SliceFlag.TIMES_IN_BATCHES)
     assert [flags & both for flags in found.flags.tolist()] == [both, both]
     assert found.append_time.tolist() == [-1, -1]
-    times = {batches(place, topic, row).max_timestamp[0] for row in range(2)}
+    times = {batches(counted_root, topic, row).max_timestamp[0] for row in range(2)}
     assert times <= {start + 1000 * i for i in range(6)}
 
 
@@ -256,15 +256,15 @@ def merge_crc(data: bytes) -> int:
     return int(crc32c(data))
 
 
-def test_large_slices_get_files_of_their_own(place: CountedRoot) -> None:
-    place.store.limits = Limits(own_file_bytes=20_000)
-    topic = place.topic(3)
+def test_large_slices_get_files_of_their_own(counted_root: CountedRoot) -> None:
+    counted_root.store.limits = Limits(own_file_bytes=20_000)
+    topic = counted_root.topic(3)
     for i in range(6):
         table = random_rows(60, first=i * 60, value_bytes=100)
         partition = pa.array([0 if j % 10 else 1 + j % 2 for j in range(60)], pa.int32())
         topic.append(table.append_column("partition", partition))
     expected = whole(topic)
-    merge(place, topic)
+    merge(counted_root, topic)
     found = topic.log.snapshot().slices.all()
     paths = [found.path(row) for row in range(len(found))]
     assert found.size[0] >= 20_000 > found.size[1:].max()
@@ -755,37 +755,37 @@ def test_a_deleted_file_requires_a_new_plan(memory: CountedRoot, at_once: int) -
 @given(data=st.data())
 @examples(13, 40)
 def test_any_history_reads_the_same_after_merging(data: st.DataObject) -> None:
-    place = CountedRoot("memory", Path("unused"))
+    counted_root = CountedRoot("memory", Path("unused"))
     append_time = data.draw(st.booleans())
-    topic = place.topic(2, {"message.timestamp.type": "LogAppendTime"} if append_time else None)
+    topic = counted_root.topic(2, {"message.timestamp.type": "LogAppendTime"} if append_time else None)
     source = random.Random(data.draw(st.integers(0, 1000)))
     number = 0
     pending: list[int] = []
     for step in range(data.draw(st.integers(4, 24))):
         action = source.choice(["append", "append", "append", "prepare", "resolve", "merge", "delete", "seal"])
-        place.world.now_ms += source.randrange(2000)
+        counted_root.world.now_ms += source.randrange(2000)
         if action == "append":
             topic.append(
                 random_rows(source.randrange(1, 30), first=step * 100, seed=step), options=small(batch_bytes=200)
             )
         elif action == "prepare":
             number += 1
-            prepared(place, topic, random_rows(source.randrange(1, 20), seed=step), "app", number)
+            prepared(counted_root, topic, random_rows(source.randrange(1, 20), seed=step), "app", number)
             pending.append(number)
         elif action == "resolve" and pending:
-            resolve(place, topic, "app", pending.pop(0), committed=source.random() < 0.5)
+            resolve(counted_root, topic, "app", pending.pop(0), committed=source.random() < 0.5)
         elif action == "delete":
             state = topic.log.state()
             stable = state.last_stable().tolist()
             topic.delete_records({0: source.randrange(int(state.log_start[0]), stable[0] + 1)})
         elif action == "merge":
             expected, committed = whole(topic), whole(topic, "read_committed")
-            merge(place, topic)
+            merge(counted_root, topic)
             after = whole(topic)
             # No new records, and all committed or open records.
             assert set(after["offset"].to_pylist()) <= set(expected["offset"].to_pylist())
             assert whole(topic, "read_committed") == committed
             assert after.num_rows >= committed.num_rows
     committed = whole(topic, "read_committed")
-    merge(place, topic)
+    merge(counted_root, topic)
     assert whole(topic, "read_committed") == committed

@@ -86,9 +86,9 @@ class Left:
         return left
 
 
-def assert_as_kafka(each: Pass, place: CountedRoot) -> bool:
+def assert_as_kafka(each: Pass, counted_root: CountedRoot) -> bool:
     """Assert that a pass has the same result as Kafka's pass. Return whether the pass was due."""
-    topic, told, after = imported(place, each.before), each.after.cleaner, each.after
+    topic, told, after = imported(counted_root, each.before), each.after.cleaner, each.after
     done = cleaned_once(topic, each)
     assert (done is not None) == told["chosen"]
     if done is not None:

@@ -52,15 +52,17 @@ def memory(tmp_path: Path) -> CountedRoot:
     return CountedRoot("memory", tmp_path)
 
 
-def plan(place: CountedRoot, topic: Topic, now_ms: int | None = None, **options: bool) -> list[SealWork]:
-    now = place.world.now_ms if now_ms is None else now_ms
-    return plan_sealing(place.store, topic.log.snapshot(), Settings(now), env=place.world.env(), **options)
+def plan(counted_root: CountedRoot, topic: Topic, now_ms: int | None = None, **options: bool) -> list[SealWork]:
+    now = counted_root.world.now_ms if now_ms is None else now_ms
+    return plan_sealing(
+        counted_root.store, topic.log.snapshot(), Settings(now), env=counted_root.world.env(), **options
+    )
 
 
-def seal(place: CountedRoot, topic: Topic, now_ms: int | None = None, **options: bool) -> list[WorkResult]:
+def seal(counted_root: CountedRoot, topic: Topic, now_ms: int | None = None, **options: bool) -> list[WorkResult]:
     """Plan, run and commit, and assert that all work items succeed."""
     found = []
-    for work, done in InProcess().run(plan(place, topic, now_ms, **options)):
+    for work, done in InProcess().run(plan(counted_root, topic, now_ms, **options)):
         if isinstance(done, SparklogError):
             raise done
         outcome = topic.log.commit(RewriteIntent(work.op, work.topic_id, done.rewrites, done.files))
@@ -76,13 +78,13 @@ def shape(topic: Topic, partition: int = 0) -> list[tuple[int, int, bool]]:
     return list(zip(found.base.tolist(), found.end.tolist(), found.sealed().tolist(), strict=True))
 
 
-def sealed_files(place: CountedRoot, suffix: str = "") -> dict[str, bytes]:
+def sealed_files(counted_root: CountedRoot, suffix: str = "") -> dict[str, bytes]:
     """Return the contents of all files in directories of sealed segments, by file name."""
-    keys = [item.key for item in place.inner.list("t/sealed/")]
-    return {key.rsplit("/", 1)[1]: place.inner.get(key) for key in keys if key.endswith(suffix)}
+    keys = [item.key for item in counted_root.inner.list("t/sealed/")]
+    return {key.rsplit("/", 1)[1]: counted_root.inner.get(key) for key in keys if key.endswith(suffix)}
 
 
-def peers_records(place: CountedRoot, topic: Topic, partition: int = 0) -> dict[str, list[tuple[Any, ...]]]:
+def peers_records(counted_root: CountedRoot, topic: Topic, partition: int = 0) -> dict[str, list[tuple[Any, ...]]]:
     """Return the (offset, timestamp, timestamp type, key, value, headers) of all segments from each other parser, with
     verified CRCs.
     """
@@ -90,7 +92,7 @@ def peers_records(place: CountedRoot, topic: Topic, partition: int = 0) -> dict[
     slices = topic.log.snapshot().slices.select(partition)
     for row in range(len(slices)):
         assert slices.sealed()[row]
-        data = place.inner.get(f"t/{slices.path(row)}")
+        data = counted_root.inner.get(f"t/{slices.path(row)}")
         headers = scan_headers(data)
         for position, size in zip(headers.position.tolist(), headers.size.tolist(), strict=True):
             for name, peer in PEERS.items():
@@ -130,15 +132,15 @@ def appended(topic: Topic, count: int, each: int = 10, **options: Any) -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_sealed_records_equal_the_appended_records(kind: str, tmp_path: Path) -> None:
-    place = CountedRoot(kind, tmp_path)
-    topic = place.topic(3, {"segment.bytes": 3000, "index.interval.bytes": 200})
+    counted_root = CountedRoot(kind, tmp_path)
+    topic = counted_root.topic(3, {"segment.bytes": 3000, "index.interval.bytes": 200})
     appended(topic, 20, 30, batch_bytes=400)
     before = [scanned(topic, partition) for partition in range(3)]
     assert sum(map(len, before)) == 600
-    done = seal(place, topic, roll=True)
+    done = seal(counted_root, topic, roll=True)
     for partition in range(3):
         assert scanned(topic, partition) == before[partition]
-        assert peers_records(place, topic, partition) == dict.fromkeys(PEERS, before[partition])
+        assert peers_records(counted_root, topic, partition) == dict.fromkeys(PEERS, before[partition])
         assert len(shape(topic, partition)) > 3
     (reports,) = [each.reports for each in done]
     assert [(report.action, report.topic, report.partition) for report in reports] == [
@@ -146,7 +148,7 @@ def test_sealed_records_equal_the_appended_records(kind: str, tmp_path: Path) ->
     ]
     assert sum(report.records_before for report in reports) == sum(report.records_after for report in reports) == 600
     assert all(report.bytes_before == report.bytes_after > 0 for report in reports)
-    assert plan(place, topic, roll=True) == []
+    assert plan(counted_root, topic, roll=True) == []
 
 
 @pytest.mark.parametrize(
@@ -453,13 +455,13 @@ def test_damage_that_no_batch_checksum_covers_is_found_in_windows(
     data = bytearray(memory.inner.get(key))
     headers = scan_headers(data, whole=False)
     later = next(i for i in range(4, len(headers)) if headers.base_offset[i] & 0x10)
-    place = int(headers.position[later])
-    data[place + at] ^= bit
+    counted_root = int(headers.position[later])
+    data[counted_root + at] ^= bit
     memory.inner.replace(key, bytes(data))  # type: ignore[attr-defined]
     with pytest.raises(Corrupt) as caught:
         seal(memory, topic, roll=True)
     assert caught.value.file == key
-    assert caught.value.position == (place if placed else 0)
+    assert caught.value.position == (counted_root if placed else 0)
     assert sealed_files(memory) == {}
 
 
@@ -663,24 +665,24 @@ def test_run_defaults_apply_if_the_topic_sets_no_config(memory: CountedRoot) -> 
 
 
 def test_work_runs_in_another_process(tmp_path: Path) -> None:
-    place = CountedRoot("local", tmp_path)
-    topic = place.topic(2)
+    counted_root = CountedRoot("local", tmp_path)
+    topic = counted_root.topic(2)
     appended(topic, 3)
     before = scanned(topic)
-    now = Settings(place.world.now_ms)
-    for work in plan_sealing(place.inner, topic.log.snapshot(), now, roll=True):
+    now = Settings(counted_root.world.now_ms)
+    for work in plan_sealing(counted_root.inner, topic.log.snapshot(), now, roll=True):
         done = pickle.loads(pickle.dumps(pickle.loads(pickle.dumps(work)).run()))
         topic.log.commit(RewriteIntent(work.op, work.topic_id, done.rewrites, done.files))
     assert scanned(topic) == before
-    assert plan(place, topic, roll=True) == []
+    assert plan(counted_root, topic, roll=True) == []
 
 
 def test_an_error_leaves_no_half_written_segment(tmp_path: Path) -> None:
-    place = CountedRoot("local", tmp_path)
-    place.store.limits = Limits(held_bytes=100)
-    topic = place.topic(1)
+    counted_root = CountedRoot("local", tmp_path)
+    counted_root.store.limits = Limits(held_bytes=100)
+    topic = counted_root.topic(1)
     appended(topic, 2)
-    (work,) = plan(place, topic, roll=True)
+    (work,) = plan(counted_root, topic, roll=True)
 
     written = []
 
@@ -731,16 +733,16 @@ CONFIGS = st.fixed_dictionaries(
 )
 
 
-def play(place: CountedRoot, topic: Topic, steps: list[Step], rng: random.Random) -> Iterator[int]:
+def play(counted_root: CountedRoot, topic: Topic, steps: list[Step], rng: random.Random) -> Iterator[int]:
     for number, step in enumerate(steps):
-        place.world.now_ms += rng.choice([0, 1, 500])
+        counted_root.world.now_ms += rng.choice([0, 1, 500])
         table = random_rows(step.records, first=step.stamp, seed=number, keys=rng.choice([5, None]))
         if step.kind == "plain":
             codec = rng.choice(["none", "zstd", "lz4", "snappy", "gzip"])
             topic.append(table, options=small(codec, batch_bytes=rng.choice([200, 100_000])))
         else:
-            prepared(place, topic, table, "tx", number)
-            resolve(place, topic, "tx", number, committed=step.kind == "committed")
+            prepared(counted_root, topic, table, "tx", number)
+            resolve(counted_root, topic, "tx", number, committed=step.kind == "committed")
         yield number
 
 
@@ -750,24 +752,24 @@ def test_random_appends_read_the_same_after_sealing(
     steps: list[Step], configs: dict[str, object], seed: int, roll: bool
 ) -> None:
     rng = random.Random(seed)
-    place = CountedRoot("memory", Path())
-    topic = place.topic(2, configs)
-    for _ in play(place, topic, steps, rng):
+    counted_root = CountedRoot("memory", Path())
+    topic = counted_root.topic(2, configs)
+    for _ in play(counted_root, topic, steps, rng):
         if rng.random() < 0.2:
-            seal(place, topic)
+            seal(counted_root, topic)
     before = [scanned(topic, partition) for partition in range(2)]
     # As in Kafka, a lookup includes aborted records while they exist.
     targets = [] if any(step.kind == "aborted" for step in steps) else range(START_MS, START_MS + 3040, 400)
     times = [topic.offset_for_timestamp(target) for target in targets]
-    seal(place, topic, roll=roll)
+    seal(counted_root, topic, roll=roll)
     for partition in range(2):
         assert scanned(topic, partition) == before[partition]
     assert [topic.offset_for_timestamp(target) for target in targets] == times
     if roll:
         for partition in range(2):
-            assert peers_records(place, topic, partition) == dict.fromkeys(PEERS, before[partition])
+            assert peers_records(counted_root, topic, partition) == dict.fromkeys(PEERS, before[partition])
     version = topic.log.state().version
-    assert seal(place, topic, roll=roll) == []
+    assert seal(counted_root, topic, roll=roll) == []
     assert topic.log.state().version == version
-    fresh = place.reopened()
+    fresh = counted_root.reopened()
     assert [scanned(fresh, partition) for partition in range(2)] == before

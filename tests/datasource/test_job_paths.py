@@ -21,7 +21,7 @@ MIRROR = (*CHECKPOINT, "--topics", "t", "--from")
 
 
 @pytest.fixture
-def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Change to a directory with a root of one topic and a file. A session that starts fails the test."""
     sparklog.open(tmp_path / "root", create=True).create_topic("t")
     (tmp_path / "file").write_text("x")
@@ -58,13 +58,13 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     ],
 )
 def test_a_bad_path_is_one_line_before_spark_starts(
-    place: Path, name: str, given: tuple[str, ...], says: str, capsys: pytest.CaptureFixture[str]
+    directory: Path, name: str, given: tuple[str, ...], says: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert import_module(f"sparklog.jobs.{name}").main(given) == 1
     said = capsys.readouterr().err
     assert (said.count("\n"), said.startswith(f"sparklog {name.replace('_', '-')}: ")) == (1, True)
     assert says in said
-    assert not (place / "new").exists()
+    assert not (directory / "new").exists()
 
 
 def test_an_interrupt_during_startup_stops_spark(monkeypatch: pytest.MonkeyPatch) -> None:

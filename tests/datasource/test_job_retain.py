@@ -41,7 +41,7 @@ def hourly(topic: Topic, hours: int) -> None:
 
 
 @pytest.fixture
-def place(tmp_path: Path) -> Path:
+def directory(tmp_path: Path) -> Path:
     """A root with a topic that has 24 segments of one hour each, and retains five hours."""
     root = sparklog.open(tmp_path / "root", create=True)
     hourly(root.create_topic("orders", configs={"retention.ms": 5 * HOUR_MS, "segment.ms": 1}), 24)
@@ -52,49 +52,49 @@ def clock(now_ms: int) -> list[str]:
     return ["--now-ms", str(now_ms)]
 
 
-def tree(place: Path) -> dict[str, int]:
-    return {str(path.relative_to(place)): path.stat().st_size for path in place.rglob("*") if path.is_file()}
+def tree(directory: Path) -> dict[str, int]:
+    return {str(path.relative_to(directory)): path.stat().st_size for path in directory.rglob("*") if path.is_file()}
 
 
-def chosen(place: Path, *more: str) -> retain.Maintenance:
-    return retain.arguments([*(() if "--root" in more else ("--root", str(place))), *more])
+def chosen(directory: Path, *more: str) -> retain.Maintenance:
+    return retain.arguments([*(() if "--root" in more else ("--root", str(directory))), *more])
 
 
 @pytest.mark.usefixtures("records_in_files")
-def test_a_dry_run_then_a_run_then_the_files_a_day_later(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_dry_run_then_a_run_then_the_files_a_day_later(directory: Path, capsys: pytest.CaptureFixture[str]) -> None:
     now = START_MS + 24 * HOUR_MS
-    before = tree(place)
-    assert retain.run(chosen(place, "--dry-run", *clock(now))) == 0
+    before = tree(directory)
+    assert retain.run(chosen(directory, "--dry-run", *clock(now))) == 0
     said = capsys.readouterr().out
     assert "WOULD EXPIRE BY" in said
     assert "retention.ms" in said
     assert "0 -> 95" in said
-    assert tree(place) == before
-    assert retain.run(chosen(place, *clock(now))) == 0
+    assert tree(directory) == before
+    assert retain.run(chosen(directory, *clock(now))) == 0
     assert "EXPIRED BY" in capsys.readouterr().out
-    topic = sparklog.open(place).topic("orders")
+    topic = sparklog.open(directory).topic("orders")
     assert topic.log.state().log_start.tolist() == [95]
     assert topic.scan().to_table().num_rows == 25
-    files = [name for name in tree(place) if name.startswith("orders/append/")]
+    files = [name for name in tree(directory) if name.startswith("orders/append/")]
     assert len(files) == 24
     later = topic.root.store.now_ms() + DAY_MS + 1
     topic.alter(configs={"retention.ms": -1})
-    assert retain.run(chosen(place, "--dry-run", *clock(later))) == 0
+    assert retain.run(chosen(directory, "--dry-run", *clock(later))) == 0
     said = capsys.readouterr().out
     assert "append file" in said
     assert "replaced or expired before version" in said
-    assert retain.run(chosen(place, *clock(later))) == 0
-    assert len([name for name in tree(place) if name.startswith("orders/append/")]) == 5
+    assert retain.run(chosen(directory, *clock(later))) == 0
+    assert len([name for name in tree(directory) if name.startswith("orders/append/")]) == 5
     assert topic.scan().to_table().num_rows == 25
     capsys.readouterr()
-    assert retain.run(chosen(place, *clock(later))) == 0
+    assert retain.run(chosen(directory, *clock(later))) == 0
     assert capsys.readouterr().out == "1 topic: nothing was deleted\n"
 
 
-def test_idle_topics_are_not_logged(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_idle_topics_are_not_logged(directory: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for name in ("a", "b"):
-        sparklog.open(place).create_topic(name)
-    assert retain.run(chosen(place, *clock(START_MS + 24 * HOUR_MS))) == 0
+        sparklog.open(directory).create_topic(name)
+    assert retain.run(chosen(directory, *clock(START_MS + 24 * HOUR_MS))) == 0
     lines = [line.split(" ", 1) for line in capsys.readouterr().err.splitlines()]
     assert all(re.fullmatch(r"\d{4}-\d\d-\d\dT[\d:.]{12}Z", moment) for moment, _ in lines)
     assert [line.partition(": ")[0] for _, line in lines] == ["retain orders", "retain"]
@@ -102,7 +102,7 @@ def test_idle_topics_are_not_logged(place: Path, capsys: pytest.CaptureFixture[s
 
 
 def test_an_interrupt_reports_the_processed_topics(
-    place: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    directory: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def retain_root(*args: object, on_done: Callable[[object, int], None], **options: object) -> None:
         on_done(RetainReport("a"), 3)
@@ -110,15 +110,15 @@ def test_an_interrupt_reports_the_processed_topics(
         raise KeyboardInterrupt
 
     monkeypatch.setattr(retain, "retain_root", retain_root)
-    assert retain.run(chosen(place)) == 130
+    assert retain.run(chosen(directory)) == 130
     said = capsys.readouterr().err
     done = "interrupted: 2 of 3 topics, 0 B deleted"
     assert said == f"sparklog retain: {done}; deleted files remain deleted, and the next run does the remaining work\n"
 
 
-def test_json_has_exact_numbers(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_json_has_exact_numbers(directory: Path, capsys: pytest.CaptureFixture[str]) -> None:
     now = START_MS + 24 * HOUR_MS
-    assert retain.run(chosen(place, "--json", *clock(now))) == 0
+    assert retain.run(chosen(directory, "--json", *clock(now))) == 0
     document = json.loads(capsys.readouterr().out)
     assert (document["nowMs"], document["dryRun"], document["failed"]) == (now, False, False)
     (topic,) = document["topics"]
@@ -153,9 +153,9 @@ def test_a_properties_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
     ],
 )
 def test_a_missing_topic_is_one_line_and_exit_code_1(
-    place: Path, given: list[str], says: str, capsys: pytest.CaptureFixture[str]
+    directory: Path, given: list[str], says: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert retain.run(chosen(place, *given)) == 1
+    assert retain.run(chosen(directory, *given)) == 1
     lines = capsys.readouterr().err.splitlines()
     assert len(lines) == 1
     assert says in lines[0]
@@ -190,30 +190,32 @@ def test_wrong_usage_ends_with_2(
     assert says in capsys.readouterr().err
 
 
-def test_a_failed_topic_is_reported_and_others_are_processed(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    hourly(sparklog.open(place).create_topic("other", configs={"retention.ms": 1, "segment.ms": 1}), 3)
-    (place / "orders" / "_log" / f"{24:020d}.json").write_text("{}")
-    assert retain.run(chosen(place, *clock(START_MS + 24 * HOUR_MS))) == 1
+def test_a_failed_topic_is_reported_and_others_are_processed(
+    directory: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    hourly(sparklog.open(directory).create_topic("other", configs={"retention.ms": 1, "segment.ms": 1}), 3)
+    (directory / "orders" / "_log" / f"{24:020d}.json").write_text("{}")
+    assert retain.run(chosen(directory, *clock(START_MS + 24 * HOUR_MS))) == 1
     said = capsys.readouterr()
     assert "orders" in said.err
     assert "SPARKLOG_CORRUPT" in said.err
-    assert sparklog.open(place).topic("other").log.state().log_start.tolist() == [15]
+    assert sparklog.open(directory).topic("other").log.state().log_start.tolist() == [15]
 
 
 @pytest.mark.usefixtures("records_in_files")
 def test_many_deletions_are_spread_over_tasks(
-    spark: SparkSession, place: Path, capsys: pytest.CaptureFixture[str]
+    spark: SparkSession, directory: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    root = sparklog.open(place)
+    root = sparklog.open(directory)
     topic = root.topic("orders")
-    folder = place / "orders" / "append"
+    folder = directory / "orders" / "append"
     for number in range(2 * CHUNK):
-        (place / "orders" / append_path(3, f"orphan{number}")).write_bytes(b"never committed")
+        (directory / "orders" / append_path(3, f"orphan{number}")).write_bytes(b"never committed")
     before = len(list(folder.iterdir()))
     later = root.store.now_ms() + DAY_MS + 1
     topic.alter(configs={"retention.ms": -1})
     with small_limits(local_chunks=1):
-        assert retain.run(chosen(place, *clock(later)), SparkRunner(spark, quiet=True)) == 0
+        assert retain.run(chosen(directory, *clock(later)), SparkRunner(spark, quiet=True)) == 0
     assert before - len(list(folder.iterdir())) == 2 * CHUNK
     said = capsys.readouterr().out
     assert "unreferenced" in said
@@ -221,25 +223,25 @@ def test_many_deletions_are_spread_over_tasks(
 
 
 @pytest.mark.usefixtures("records_in_files")
-def test_a_few_deletions_do_not_start_spark(place: Path) -> None:
+def test_a_few_deletions_do_not_start_spark(directory: Path) -> None:
     """As the crontab describes, one commit per second creates 3,600 append files per hour."""
 
     class Nobody:
         def run(self, works: Sequence[Work]) -> Iterator[tuple[Work, WorkResult | SparklogError]]:
             raise AssertionError("asked to start Spark")
 
-    folder = place / "orders" / "append"
+    folder = directory / "orders" / "append"
     for number in range(4 * CHUNK):
-        (place / "orders" / append_path(3, f"orphan{number}")).write_bytes(b"")
-    root = sparklog.open(place)
+        (directory / "orders" / append_path(3, f"orphan{number}")).write_bytes(b"")
+    root = sparklog.open(directory)
     later = root.store.now_ms() + DAY_MS + 1
     root.topic("orders").alter(configs={"retention.ms": -1})
-    assert retain.run(chosen(place, *clock(later)), Nobody()) == 0
+    assert retain.run(chosen(directory, *clock(later)), Nobody()) == 0
     assert not list(folder.glob("*orphan*"))
 
 
-def test_little_work_starts_no_spark_session(place: Path) -> None:
-    given = [str(REPOSITORY / "jobs" / "retain.py"), "--root", str(place), *clock(START_MS + 24 * HOUR_MS)]
+def test_little_work_starts_no_spark_session(directory: Path) -> None:
+    given = [str(REPOSITORY / "jobs" / "retain.py"), "--root", str(directory), *clock(START_MS + 24 * HOUR_MS)]
     code = (
         "import runpy, sys; sys.argv = sys.argv[1:]\n"
         "try: runpy.run_path(sys.argv[0], run_name='__main__')\n"

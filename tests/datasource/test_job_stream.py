@@ -65,7 +65,7 @@ def test_progress_is_committed_to_a_group_of_the_source(spark: SparkSession, tmp
     for _ in range(1 if READ_LIMITS else 2):
         assert stream.run(spark, stream.arguments(given)) == 0
     committed = Groups(str(source)).group("archive").committed()
-    assert {place: item.offset for place, item in committed.items()} == {("t", 0): 10}
+    assert {topic_partition: item.offset for topic_partition, item in committed.items()} == {("t", 0): 10}
 
 
 def test_a_record_without_a_timestamp_gets_the_write_time(spark: SparkSession, tmp_path: Path) -> None:

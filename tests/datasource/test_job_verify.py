@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 @pytest.fixture
-def place(tmp_path: Path) -> Path:
+def directory(tmp_path: Path) -> Path:
     """A root with two topics of ten small files each."""
     root = sparklog.open(tmp_path / "root", create=True)
     for name in ("orders", "clicks"):
@@ -32,46 +32,46 @@ def place(tmp_path: Path) -> Path:
     return tmp_path / "root"
 
 
-def chosen(place: Path, *more: str) -> verify.Verify:
-    return verify.arguments(["--root", str(place), *more])
+def chosen(directory: Path, *more: str) -> verify.Verify:
+    return verify.arguments(["--root", str(directory), *more])
 
 
-def damaged(place: Path) -> str:
+def damaged(directory: Path) -> str:
     """Flip a bit in a file, and return its key."""
-    file = sorted((place / "orders" / "append").iterdir())[4]
+    file = sorted((directory / "orders" / "append").iterdir())[4]
     data = bytearray(file.read_bytes())
     data[77] ^= 16
     file.chmod(0o644)
     file.write_bytes(data)
-    return str(file.relative_to(place))
+    return str(file.relative_to(directory))
 
 
 @pytest.mark.usefixtures("records_in_files")
-def test_verify_of_an_intact_root_and_a_flipped_bit(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert verify.run(InProcess(), chosen(place)) == 0
+def test_verify_of_an_intact_root_and_a_flipped_bit(directory: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert verify.run(InProcess(), chosen(directory)) == 0
     said = capsys.readouterr()
     assert said.out.startswith(
         "every byte accounted for: 2 topics, 22 commits, 21 files, 20 slices, 20 batches, 100 rec"
     )
     assert re.search(r"10 of 20 files, [\d.]+ kB of [\d.]+ kB \(verify clicks\)", said.err)
-    key = damaged(place)
-    assert verify.run(InProcess(), chosen(place, "--quick")) == 0
-    assert verify.run(InProcess(), chosen(place, "--topic", "clicks")) == 0
+    key = damaged(directory)
+    assert verify.run(InProcess(), chosen(directory, "--quick")) == 0
+    assert verify.run(InProcess(), chosen(directory, "--topic", "clicks")) == 0
     capsys.readouterr()
-    assert verify.run(InProcess(), chosen(place, "--json")) == 1
+    assert verify.run(InProcess(), chosen(directory, "--json")) == 1
     (found,) = json.loads(capsys.readouterr().out)["problems"]
     assert (found["file"], found["position"], found["bit"]) == (key, 77, 4)
 
 
-def test_wrong_input(place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_wrong_input(directory: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert verify.run(InProcess(), chosen(tmp_path / "nowhere")) == 1
-    assert verify.run(InProcess(), chosen(place, "--topic", "order")) == 1
+    assert verify.run(InProcess(), chosen(directory, "--topic", "order")) == 1
     first, second = capsys.readouterr().err.splitlines()
     assert first.startswith(f"sparklog verify: {tmp_path / 'nowhere'} is not a sparklog root")
     assert "did you mean 'orders'" in second
     for given in (["--now-ms", "5"], ["--topic", "a/b"]):
         with pytest.raises(SystemExit) as stopped:
-            chosen(place, *given)
+            chosen(directory, *given)
         assert stopped.value.code == 2
 
 
@@ -91,15 +91,15 @@ def few_files_at_once() -> Iterator[None]:
 
 @pytest.mark.usefixtures("records_in_files")
 def test_tasks_of_spark_find_the_same(
-    spark: SparkSession, place: Path, capsys: pytest.CaptureFixture[str], few_files_at_once: None
+    spark: SparkSession, directory: Path, capsys: pytest.CaptureFixture[str], few_files_at_once: None
 ) -> None:
     runner = SparkRunner(spark, quiet=True)
-    assert verify.run(runner, chosen(place, "--json")) == 0
+    assert verify.run(runner, chosen(directory, "--json")) == 0
     counts = json.loads(capsys.readouterr().out)["counts"]
-    assert verify.run(InProcess(), chosen(place, "--json")) == 0
+    assert verify.run(InProcess(), chosen(directory, "--json")) == 0
     assert json.loads(capsys.readouterr().out)["counts"] == counts
-    key = damaged(place)
-    assert verify.run(runner, chosen(place)) == 1
+    key = damaged(directory)
+    assert verify.run(runner, chosen(directory)) == 1
     said = capsys.readouterr()
     assert f"checksum: {key} at byte 77, bit 4 flipped" in said.out
     assert re.search(r"(\d+) of \1 files, (.*) of \2 \(", said.err)

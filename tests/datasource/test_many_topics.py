@@ -33,43 +33,45 @@ Python 3.11).
 """
 
 
-def topics_of(place: CountedRoot, count: int) -> None:
+def topics_of(counted_root: CountedRoot, count: int) -> None:
     for number in range(count):
-        place.topic(name=f"topic-{number:03d}").append(rows("x", partition=0))
-    place.topic(name="other").append(rows("y", partition=0))
-    place.topic(name="topic-gone")
-    place.root.delete_topic("topic-gone")
+        counted_root.topic(name=f"topic-{number:03d}").append(rows("x", partition=0))
+    counted_root.topic(name="other").append(rows("y", partition=0))
+    counted_root.topic(name="topic-gone")
+    counted_root.root.delete_topic("topic-gone")
 
 
-def plan(place: CountedRoot) -> list[OffsetRange]:
+def plan(counted_root: CountedRoot) -> list[OffsetRange]:
     """Plan a read of all topics of a pattern in a process without cached topics. Return the ranges of its tasks."""
     read = parse_options({"subscribepattern": "topic-.*"}).read
-    view = RootView(place.world.root(place.store))
+    view = RootView(counted_root.world.root(counted_root.store))
     ranges = batch_ranges(view, Subscriber(view, Location(ROOT, "/log", "/log"), read.subscription), read)
     return [part.range for task in log_partitions(view, ranges, read) for part in task.value]
 
 
 @pytest.mark.parametrize("kind", KINDS_AND_BUCKET)
 def test_a_topic_of_a_pattern_is_read_once(kind: str, tmp_path: Path) -> None:
-    place = CountedRoot(kind, tmp_path)
-    topics_of(place, MANY)
-    place.store.reset()
-    assert plan(place) == [OffsetRange(f"topic-{number:03d}", 0, 0, 1) for number in range(MANY)]
+    counted_root = CountedRoot(kind, tmp_path)
+    topics_of(counted_root, MANY)
+    counted_root.store.reset()
+    assert plan(counted_root) == [OffsetRange(f"topic-{number:03d}", 0, 0, 1) for number in range(MANY)]
     # For each topic, two commits and the following missing commit are read, and the same for the deleted topic. The
     # root is read when it is opened. The checkpoints and the entries above the end are listed, because a commit may be
     # lost there.
     expected = {"get": 3 * (MANY + 1) + 1, "list": 2 * (MANY + 1), "list_folders": 1}
-    assert {verb: place.store.counts[verb] for verb in place.store.counts} == expected, place.store.keys
+    assert {verb: counted_root.store.counts[verb] for verb in counted_root.store.counts} == expected, (
+        counted_root.store.keys
+    )
 
 
 def test_each_additional_topic_costs_few_calls(tmp_path: Path) -> None:
     counts = []
     for number in (MANY, 2 * MANY):
-        place = CountedRoot("local", tmp_path / str(number))
-        topics_of(place, number)
-        plan(place)
+        counted_root = CountedRoot("local", tmp_path / str(number))
+        topics_of(counted_root, number)
+        plan(counted_root)
         with counted_calls("call") as count:
-            assert len(plan(place)) == number
+            assert len(plan(counted_root)) == number
         counts.append(count[0])
     assert (counts[1] - counts[0]) / MANY < MOST_CALLS
 

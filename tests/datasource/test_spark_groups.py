@@ -36,7 +36,7 @@ def group(root: str) -> Group:
 
 
 def committed(root: str) -> dict[tuple[str, int], int]:
-    return {place: item.offset for place, item in group(root).committed().items()}
+    return {topic_partition: item.offset for topic_partition, item in group(root).committed().items()}
 
 
 def behind(root: str) -> int:

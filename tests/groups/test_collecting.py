@@ -34,7 +34,7 @@ def group(world: TopicsWorld, name: str = "g") -> Group:
 
 
 def offsets(world: TopicsWorld, name: str = "g") -> dict[tuple[str, int], int]:
-    return {place: item.offset for place, item in group(world, name).committed().items()}
+    return {topic_partition: item.offset for topic_partition, item in group(world, name).committed().items()}
 
 
 def test_offsets_expire_a_week_after_the_group_became_empty() -> None:

@@ -33,7 +33,7 @@ def group(world: TopicsWorld, name: str = "g") -> Group:
 
 
 def offsets(found: Group) -> dict[tuple[str, int], int]:
-    return {place: item.offset for place, item in found.committed().items()}
+    return {topic_partition: item.offset for topic_partition, item in found.committed().items()}
 
 
 def test_committed_offsets_are_visible_to_other_processes() -> None:
@@ -42,7 +42,11 @@ def test_committed_offsets_are_visible_to_other_processes() -> None:
     member.commit({"a": {0: 5, 2: OffsetAndMetadata(7, "note", 3)}, "b": {}})
     member.commit({"b": {1: 9}, "a": {2: 8}})
     found = group(world).committed()
-    assert {place: item.offset for place, item in found.items()} == {("a", 0): 5, ("a", 2): 8, ("b", 1): 9}
+    assert {topic_partition: item.offset for topic_partition, item in found.items()} == {
+        ("a", 0): 5,
+        ("a", 2): 8,
+        ("b", 1): 9,
+    }
     assert found["a", 0] == CommittedOffset("a", world.topic("a").log.state().topic_id, 0, 5, None, "", START_MS)
     member.commit({"a": {2: OffsetAndMetadata(8, "note", 3)}})
     assert (group(world).committed()["a", 2].metadata, group(world).committed()["a", 2].leader_epoch) == ("note", 3)
@@ -124,7 +128,7 @@ def test_administrators_cannot_change_an_active_group() -> None:
     assert offsets(group(world)) == {("a", 0): 5, ("a", 1): 5}
     world.now_ms += 1_000
     changed = group(world).alter({"a": {0: 0}}, dry_run=True)
-    assert {place: item.offset for place, item in changed.items()} == {("a", 0): 0}
+    assert {topic_partition: item.offset for topic_partition, item in changed.items()} == {("a", 0): 0}
     assert offsets(group(world)) == {("a", 0): 5, ("a", 1): 5}
     group(world).alter({"a": {0: 0}})
     assert offsets(group(world)) == {("a", 0): 0, ("a", 1): 5}

@@ -15,7 +15,7 @@ import pytest
 from sparklog.groups.group_state import GROUPS, GroupState
 from sparklog.groups.lag import Groups
 from sparklog.log.topic.root import Root, open_root
-from tests.groups.simulation.seeds import judge_offsets
+from tests.groups.simulation.seeds import check_offsets
 
 PARTITIONS = 12
 # A member commits the offsets of each poll, with the first offset of each partition as metadata ("processed").
@@ -129,7 +129,7 @@ def run(folder: Path, assignor: str, *, processes: int, changes: int, pause_s: t
         for child, _ in members.running:
             child.kill()
     entries = members.entries()
-    assert judge_offsets(entries)
+    assert check_offsets(entries)
     return entries
 
 

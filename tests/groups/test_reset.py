@@ -111,7 +111,10 @@ def test_reset_scenarios_select_partitions(group: Group) -> None:
 def test_alter_accepts_the_offsets_of_a_plan(group: Group) -> None:
     plan = plan_reset(group, Scenario(To.EARLIEST), ALL, now_ms=0)
     group.alter(with_offsets(plan))
-    assert {place: item.offset for place, item in group.committed().items()} == {("a", 0): 2, ("a", 1): 0}
+    assert {topic_partition: item.offset for topic_partition, item in group.committed().items()} == {
+        ("a", 0): 2,
+        ("a", 1): 0,
+    }
 
 
 @pytest.mark.parametrize(

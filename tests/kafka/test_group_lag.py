@@ -34,7 +34,7 @@ def test_lag_matches_kafka(fixtures: Path, fixture: str) -> None:
     for row in groups.lag(seconds=False):
         found.setdefault(row.group, {})[f"{row.topic}-{row.partition}"] = row.current_offset or 0
     assert found == {
-        group: {place: offset["offset"] for place, offset in offsets.items()}
+        group: {topic_partition: offset["offset"] for topic_partition, offset in offsets.items()}
         for group, offsets in expected.items()
         if offsets
     }

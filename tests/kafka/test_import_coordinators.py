@@ -130,20 +130,20 @@ def value(offset: int, time_ms: int = HOUR_MS, expires_ms: int | None = None) ->
     return encode_offset_value(OffsetValue(offset, None, "m", time_ms, expires_ms))
 
 
-def write_groups(place: Path, *batches: bytes) -> None:
-    write_partition(place, "__consumer_offsets-0", {0: b"".join(batches)})
+def write_groups(directory: Path, *batches: bytes) -> None:
+    write_partition(directory, "__consumer_offsets-0", {0: b"".join(batches)})
 
 
 @pytest.fixture
-def place(tmp_path: Path) -> Path:
+def directory(tmp_path: Path) -> Path:
     write_partition(tmp_path, "t-0", {0: FIRST})
     write_partition(tmp_path, "u-0", {0: FIRST})
     return tmp_path
 
 
-def test_latest_record_wins_and_tombstone_deletes(root: Root, place: Path) -> None:
+def test_latest_record_wins_and_tombstone_deletes(root: Root, directory: Path) -> None:
     write_groups(
-        place,
+        directory,
         messages(0, [(key(), value(1)), (key("u"), value(1)), (key(), value(2)), (key(group="h"), value(3))]),
         messages(
             4,
@@ -154,16 +154,16 @@ def test_latest_record_wins_and_tombstone_deletes(root: Root, place: Path) -> No
         ),
         messages(6, [(key(group="h"), None), (key("gone"), value(9)), (key(partition=4), value(9))]),
     )
-    report = import_log_dir(root, place)
+    report = import_log_dir(root, directory)
     assert [(each.group, each.offsets, each.left_out) for each in report.groups] == [("g", 1, 2)]
     assert committed(root, "g") == {"t-0": 2}
     assert Groups(root).group("g").description().generation == 7
 
 
-def test_transactional_offsets_apply_at_commit(root: Root, place: Path) -> None:
+def test_transactional_offsets_apply_at_commit(root: Root, directory: Path) -> None:
     """The log continues after an open transaction, for producers without transactions."""
     write_groups(
-        place,
+        directory,
         messages(0, {key(): value(1)}),
         messages(1, {key(): value(2), key("u"): value(2)}, producer=7),
         messages(3, {key(): value(3)}, producer=8),
@@ -173,66 +173,66 @@ def test_transactional_offsets_apply_at_commit(root: Root, place: Path) -> None:
         messages(7, {key(group="h"): value(4)}, producer=9),
         marker(8, 9, commit=False),
     )
-    import_log_dir(root, place)
+    import_log_dir(root, directory)
     # The commit at 4 was written later than the offset that the marker at 5 commits.
     assert committed(root, "g") == {"t-0": 2, "u-0": 1}
     assert committed(root, "h") == {"t-0": 3}
 
 
-def test_expired_offsets_are_skipped(root: Root, place: Path) -> None:
+def test_expired_offsets_are_skipped(root: Root, directory: Path) -> None:
     now = root.env.wall_ms()
-    write_groups(place, messages(0, {key(): value(1, expires_ms=now), key("u"): value(1, expires_ms=now + 10**9)}))
-    import_log_dir(root, place)
+    write_groups(directory, messages(0, {key(): value(1, expires_ms=now), key("u"): value(1, expires_ms=now + 10**9)}))
+    import_log_dir(root, directory)
     assert committed(root, "g") == {"u-0": 1}
 
 
-def test_next_import_adds_newer_offsets(root: Root, place: Path) -> None:
-    write_groups(place, messages(0, {key(): value(1, 1000), key("u"): value(1, 1000)}))
-    import_log_dir(root, place)
+def test_next_import_adds_newer_offsets(root: Root, directory: Path) -> None:
+    write_groups(directory, messages(0, {key(): value(1, 1000), key("u"): value(1, 1000)}))
+    import_log_dir(root, directory)
     Groups(root).group("g").alter({"u": {0: 3}})
-    write_groups(place, messages(0, {key(): value(2, 2000), key("u"): value(2, 2000)}))
-    import_log_dir(root, place)
+    write_groups(directory, messages(0, {key(): value(2, 2000), key("u"): value(2, 2000)}))
+    import_log_dir(root, directory)
     assert committed(root, "g") == {"t-0": 2, "u-0": 3}
 
 
-def test_group_with_members_is_not_changed(root: Root, place: Path) -> None:
-    write_groups(place, messages(0, {key(): value(1)}))
-    import_log_dir(root, place)
+def test_group_with_members_is_not_changed(root: Root, directory: Path) -> None:
+    write_groups(directory, messages(0, {key(): value(1)}))
+    import_log_dir(root, directory)
     member = Groups(root).group("g").join("worker")
-    write_groups(place, messages(0, {key(): value(2, 2 * HOUR_MS)}))
-    report = import_log_dir(root, place)
+    write_groups(directory, messages(0, {key(): value(2, 2 * HOUR_MS)}))
+    report = import_log_dir(root, directory)
     assert report.groups[0].in_use
     member.commit({"t": {0: 3}})
     assert committed(root, "g") == {"t-0": 3}
     # The member may come back. Kafka's consumers have read records that the member has not read.
     member.leave()
-    write_groups(place, messages(0, {key(): value(4, root.env.wall_ms() + HOUR_MS)}))
-    assert import_log_dir(root, place).groups[0].in_use
+    write_groups(directory, messages(0, {key(): value(4, root.env.wall_ms() + HOUR_MS)}))
+    assert import_log_dir(root, directory).groups[0].in_use
     assert committed(root, "g") == {"t-0": 3}
 
 
-def test_undecodable_record(root: Root, place: Path) -> None:
-    write_groups(place, messages(0, {key(): value(1), b"\0\1\0\xffgarbage": b"x", key("u"): b"\0\x63"}))
+def test_undecodable_record(root: Root, directory: Path) -> None:
+    write_groups(directory, messages(0, {key(): value(1), b"\0\1\0\xffgarbage": b"x", key("u"): b"\0\x63"}))
     with pytest.raises(Corrupt, match=r"record at offset 1 of __consumer_offsets-0: .* without groups"):
-        import_log_dir(root, place)
+        import_log_dir(root, directory)
     assert root.topics() == []
     said: list[Skipped] = []
-    import_log_dir(root, place, ImportOptions(corrupt_records="skip"), on_skipped=said.append)
+    import_log_dir(root, directory, ImportOptions(corrupt_records="skip"), on_skipped=said.append)
     assert [(each.topic, each.start) for each in said] == [("__consumer_offsets", 1), ("__consumer_offsets", 2)]
     assert committed(root, "g") == {"t-0": 1}
 
 
-def test_damaged_group_log(root: Root, place: Path) -> None:
+def test_damaged_group_log(root: Root, directory: Path) -> None:
     good, bad = messages(0, {key(): value(1)}), bytearray(messages(1, {key(): value(2)}))
     bad[-1] ^= 1
-    write_groups(place, good, bytes(bad), messages(2, {key("u"): value(3)}))
+    write_groups(directory, good, bytes(bad), messages(2, {key("u"): value(3)}))
     with pytest.raises(Corrupt) as caught:
-        import_log_dir(root, place)
+        import_log_dir(root, directory)
     assert (caught.value.position, caught.value.offset) == (len(good), 1)
     said: list[Skipped] = []
-    import_log_dir(root, place, ImportOptions(corrupt_records="truncate"), on_skipped=said.append)
+    import_log_dir(root, directory, ImportOptions(corrupt_records="truncate"), on_skipped=said.append)
     assert committed(root, "g") == {"t-0": 1}
-    import_log_dir(root, place, ImportOptions(corrupt_records="skip"), on_skipped=said.append)
+    import_log_dir(root, directory, ImportOptions(corrupt_records="skip"), on_skipped=said.append)
     assert committed(root, "g") == {"t-0": 1, "u-0": 3}
     assert [each.start for each in said] == [1, 1]
 
@@ -240,8 +240,8 @@ def test_damaged_group_log(root: Root, place: Path) -> None:
 # ---------------------------------------------------------------- handwritten transactions
 
 
-def write_transactions(place: Path, *states: tuple[str, Fields]) -> None:
-    write_partition(place, "__transaction_state-0", {0: messages(0, [state_record(*each) for each in states])})
+def write_transactions(directory: Path, *states: tuple[str, Fields]) -> None:
+    write_partition(directory, "__transaction_state-0", {0: messages(0, [state_record(*each) for each in states])})
 
 
 def state_record(name: str, fields: Fields) -> tuple[bytes, bytes]:

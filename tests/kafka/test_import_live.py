@@ -44,7 +44,9 @@ def commit_group(broker: Broker, offsets: dict[int, int]) -> None:
     try:
         places = {TopicPartition("live", partition): offset for partition, offset in offsets.items()}
         consumer.assign(list(places))
-        consumer.commit({place: OffsetAndMetadata(offset, "by hand", -1) for place, offset in places.items()})
+        consumer.commit(
+            {topic_partition: OffsetAndMetadata(offset, "by hand", -1) for topic_partition, offset in places.items()}
+        )
     finally:
         consumer.close()
 

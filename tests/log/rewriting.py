@@ -20,14 +20,14 @@ from tests.support.counted_root import CountedRoot
 from tests.support.records import small
 
 
-def rewrite(place: CountedRoot, topic: Topic, path: str) -> None:
+def rewrite(counted_root: CountedRoot, topic: Topic, path: str) -> None:
     """Copy every slice of the topic into the file `path`, commit that, and delete the files they were in."""
     snapshot = topic.log.snapshot()
     found = snapshot.slices.all()
-    output = AppendOutput(place.inner, topic.name, path)
+    output = AppendOutput(counted_root.inner, topic.name, path)
     for row in range(len(found)):
         key = file_key(topic.name, found.path(row))
-        data = place.inner.get(key, int(found.position[row]), int(found.size[row]))
+        data = counted_root.inner.get(key, int(found.position[row]), int(found.size[row]))
         headers = scan_headers(data)
         output.write(data)
         output.end_slice(
@@ -59,19 +59,19 @@ def rewrite(place: CountedRoot, topic: Topic, path: str) -> None:
     assert outcome.commit is not None
     assert not outcome.dropped
     for key in old:
-        place.inner.delete(key)
+        counted_root.inner.delete(key)
 
 
-def prepared(place: CountedRoot, topic: Topic, table: pa.Table, transactional_id: str, number: int) -> int:
+def prepared(counted_root: CountedRoot, topic: Topic, table: pa.Table, transactional_id: str, number: int) -> int:
     """Append as part of a transaction that stays open; the version of the prepare."""
     target = topic.log.append_target()
-    writer = AppendWriter(target, small(), place.world.env(), seed=number)
+    writer = AppendWriter(target, small(), counted_root.world.env(), seed=number)
     for batch in table.to_batches():
         writer.write(batch)
     return topic.log.commit_append(writer.finish(), target, txn=Txn(transactional_id, number)).version
 
 
-def resolve(place: CountedRoot, topic: Topic, transactional_id: str, number: int, *, committed: bool) -> None:
+def resolve(counted_root: CountedRoot, topic: Topic, transactional_id: str, number: int, *, committed: bool) -> None:
     """Record the outcome of a transaction in the topic."""
     state = topic.log.state()
     versions = tuple(item.version for item in state.open if (item.txn.id, item.txn.n) == (transactional_id, number))
@@ -79,11 +79,13 @@ def resolve(place: CountedRoot, topic: Topic, transactional_id: str, number: int
     topic.log.commit(MaintainIntent(state.topic_id, resolved=(resolved,)))
 
 
-def appended_by_hand(place: CountedRoot, topic: Topic, batches: list[bytes], flags: int = 0) -> None:
+def appended_by_hand(counted_root: CountedRoot, topic: Topic, batches: list[bytes], flags: int = 0) -> None:
     """Append record batches as they are, offsets counting from 0, as one slice of partition 0."""
     data = b"".join(batches)
     headers = scan_headers(data)
-    output = AppendOutput(place.inner, topic.name, append_path(topic.log.state().version, place.world.env().new_id()))
+    output = AppendOutput(
+        counted_root.inner, topic.name, append_path(topic.log.state().version, counted_root.world.env().new_id())
+    )
     output.write(data)
     output.end_slice(
         WrittenSlice(
@@ -101,21 +103,21 @@ def appended_by_hand(place: CountedRoot, topic: Topic, batches: list[bytes], fla
     topic.log.commit_append([output.close()], topic.log.append_target())
 
 
-def sealed(place: CountedRoot, topic: Topic) -> str:
+def sealed(counted_root: CountedRoot, topic: Topic) -> str:
     """Seal all of partition 0 into one segment with absolute offsets, as Kafka has them; its key."""
     snapshot = topic.log.snapshot()
     found = snapshot.slices.select(0)
     data = bytearray()
     for row in range(len(found)):
         key = file_key(topic.name, found.path(row))
-        part = bytearray(place.inner.get(key, int(found.position[row]), int(found.size[row])))
+        part = bytearray(counted_root.inner.get(key, int(found.position[row]), int(found.size[row])))
         headers = scan_headers(part)
         for position, base in zip(headers.position.tolist(), headers.base_offset.tolist(), strict=True):
             part[position : position + 8] = (base + int(found.shift[row])).to_bytes(8, "big")
         data += part
     start, end = int(found.base[0]), int(found.end[-1])
-    path = sealed_path(0, snapshot.version, place.world.env().new_id(), start)
-    place.inner.create(file_key(topic.name, path), bytes(data))
+    path = sealed_path(0, snapshot.version, counted_root.world.env().new_id(), start)
+    counted_root.inner.create(file_key(topic.name, path), bytes(data))
     file = FileSlices(
         path=path,
         size=len(data),

@@ -219,15 +219,15 @@ def test_jobs_record_their_runs_except_dry_runs(tmp_path: Path, capsys: pytest.C
 
 @pytest.mark.parametrize("kind", KINDS_AND_BUCKET)
 def test_requests_to_record_a_run_and_to_read_the_history(kind: str, tmp_path: Path) -> None:
-    place = CountedRoot(kind, tmp_path)
-    root = place.root
+    counted_root = CountedRoot(kind, tmp_path)
+    root = counted_root.root
     RunRecorder[RunReport](root, RETAIN, Settings(0)).run(list)
     for _ in range(10):
-        other = place.world.root(place.store)
+        other = counted_root.world.root(counted_root.store)
         other.engine.ensure_probed()
-        place.store.reset()
+        counted_root.store.reset()
         RunRecorder[RunReport](other, RETAIN, Settings(0)).run(list)
-        within(place, costs.RECORD_RUN)
-        place.store.reset()
+        within(counted_root, costs.RECORD_RUN)
+        counted_root.store.reset()
         assert read_job_history(other).runs
-        within(place, costs.READ_JOB_HISTORY)
+        within(counted_root, costs.READ_JOB_HISTORY)

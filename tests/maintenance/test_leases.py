@@ -247,7 +247,7 @@ class Runs:
                     self.waited += 1
                     yield
                     continue
-                self.judge(lease, begun)
+                self.check_result(lease, begun)
                 for _ in range(self.random.randrange(5)):
                     yield
                     begun = self.world.now_ms
@@ -263,7 +263,7 @@ class Runs:
                 self.model.pop(lease, None)
             yield
 
-    def judge(self, lease: JobLease, begun: int) -> None:
+    def check_result(self, lease: JobLease, begun: int) -> None:
         self.took += 1
         for other, until in self.model.items():
             both = {*(lease.topics or "ab")} & {*(other.topics or "ab")}
@@ -314,7 +314,7 @@ class Working:
 
 
 @pytest.fixture
-def place(tmp_path: Path) -> Path:
+def directory(tmp_path: Path) -> Path:
     root = sparklog.open(tmp_path / "root", create=True)
     for name in ("a", "b"):
         topic = root.create_topic(name, configs={"segment.ms": 1})
@@ -322,38 +322,40 @@ def place(tmp_path: Path) -> Path:
     return tmp_path / "root"
 
 
-def compacted(place: Path, *more: str, meanwhile: Callable[[], object] = lambda: None) -> int:
-    return compact.run(Working(meanwhile), compact.arguments(["--root", str(place), "--roll", *more]))
+def compacted(directory: Path, *more: str, meanwhile: Callable[[], object] = lambda: None) -> int:
+    return compact.run(Working(meanwhile), compact.arguments(["--root", str(directory), "--roll", *more]))
 
 
-def sealed(place: Path) -> set[str]:
-    return {path.relative_to(place).parts[0] for path in place.rglob("*.log")}
+def sealed(directory: Path) -> set[str]:
+    return {path.relative_to(directory).parts[0] for path in directory.rglob("*.log")}
 
 
-def entries(place: Path, job: str = "compact") -> int:
-    return len(list(place.glob(f"_maintenance/{job}/_log/*.json")))
+def entries(directory: Path, job: str = "compact") -> int:
+    return len(list(directory.glob(f"_maintenance/{job}/_log/*.json")))
 
 
-def test_second_scheduler_prints_one_line_and_succeeds(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_second_scheduler_prints_one_line_and_succeeds(directory: Path, capsys: pytest.CaptureFixture[str]) -> None:
     codes = []
 
     def second() -> None:
-        codes.append((compacted(place), compacted(place, "--topic", "a", "--json")))
+        codes.append((compacted(directory), compacted(directory, "--topic", "a", "--json")))
         capsys.readouterr()
-        codes.append((compacted(place), entries(place)))
+        codes.append((compacted(directory), entries(directory)))
 
-    assert compacted(place, meanwhile=lambda: codes or second()) == 0
+    assert compacted(directory, meanwhile=lambda: codes or second()) == 0
     assert codes[0] == (0, 0)
     assert codes[1][0] == 0
-    assert sealed(place) == {"a", "b"}
-    assert compacted(place) == 0
-    assert entries(place) == codes[1][1] + 3, "one that waits writes nothing; then one gives back, one takes and gives"
+    assert sealed(directory) == {"a", "b"}
+    assert compacted(directory) == 0
+    assert entries(directory) == codes[1][1] + 3, (
+        "one that waits writes nothing; then one gives back, one takes and gives"
+    )
 
 
-def test_skip_message_reports_the_other_run(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    lease = JobLease(sparklog.open(place), "compact")
+def test_skip_message_reports_the_other_run(directory: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    lease = JobLease(sparklog.open(directory), "compact")
     lease.acquire()
-    assert compacted(place, "--json") == 0
+    assert compacted(directory, "--json") == 0
     shown = capsys.readouterr()
     (line,) = shown.err.splitlines()
     assert re.fullmatch(
@@ -362,47 +364,47 @@ def test_skip_message_reports_the_other_run(place: Path, capsys: pytest.CaptureF
         line,
     )
     assert json.loads(shown.out)["topics"] == []
-    assert sealed(place) == set()
-    assert compacted(place, "--no-lease") == 0
-    assert sealed(place) == {"a", "b"}
+    assert sealed(directory) == set()
+    assert compacted(directory, "--no-lease") == 0
+    assert sealed(directory) == {"a", "b"}
 
 
-def test_hosts_share_a_root_with_topic_options(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    JobLease(sparklog.open(place), "compact", ["a"]).acquire()
-    assert compacted(place) == 0
-    assert sealed(place) == {"b"}
+def test_hosts_share_a_root_with_topic_options(directory: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    JobLease(sparklog.open(directory), "compact", ["a"]).acquire()
+    assert compacted(directory) == 0
+    assert sealed(directory) == {"b"}
     assert "compact: skipping a, because another run" in capsys.readouterr().err
 
 
-def test_fenced_run_stops_after_the_current_work_item(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_fenced_run_stops_after_the_current_work_item(directory: Path, capsys: pytest.CaptureFixture[str]) -> None:
 
     def steal() -> None:
-        log = sparklog.open(place).engine.entries(LEASES, "compact")
+        log = sparklog.open(directory).engine.entries(LEASES, "compact")
         log.write(lambda base: replace(base, claims=()))
         end = time.monotonic() + 60
         while any(thread.name == "sparklog-lease" for thread in threading.enumerate()) and time.monotonic() < end:
             time.sleep(0.01)
 
     with small_limits(renew_seconds=0.01):
-        assert compacted(place, meanwhile=steal) == 1
-    assert len(sealed(place)) == 1
+        assert compacted(directory, meanwhile=steal) == 1
+    assert len(sealed(directory)) == 1
     assert "This run stops; committed work is kept [SPARKLOG_FENCED]" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("given", [["--dry-run"], ["--no-lease"]])
-def test_no_lease_option_and_dry_runs_acquire_no_lease(place: Path, given: list[str]) -> None:
-    assert compacted(place, *given) == 0
-    assert retain.run(retain.arguments(["--root", str(place), *given])) == 0
-    assert not (place / "_maintenance").exists()
+def test_no_lease_option_and_dry_runs_acquire_no_lease(directory: Path, given: list[str]) -> None:
+    assert compacted(directory, *given) == 0
+    assert retain.run(retain.arguments(["--root", str(directory), *given])) == 0
+    assert not (directory / "_maintenance").exists()
 
 
-def test_jobs_run_if_leases_are_damaged(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert compacted(place, "--topic", "a") == 0
-    next(place.glob("_maintenance/compact/_log/*0.json")).write_text("{}")
-    assert compacted(place) == 0
-    assert sealed(place) == {"a", "b"}
+def test_jobs_run_if_leases_are_damaged(directory: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert compacted(directory, "--topic", "a") == 0
+    next(directory.glob("_maintenance/compact/_log/*0.json")).write_text("{}")
+    assert compacted(directory) == 0
+    assert sealed(directory) == {"a", "b"}
     assert WITHOUT in capsys.readouterr().err
-    (finding,) = verify_root(sparklog.open(place).store).findings
+    (finding,) = verify_root(sparklog.open(directory).store).findings
     assert finding.kind == "lease"
 
 
@@ -411,21 +413,21 @@ WITHOUT = "compact: RUNS WITHOUT A LEASE, so another run may do the same work: "
 
 @pytest.mark.parametrize("make", [os.mkfifo, os.mkdir, lambda path: os.symlink("/dev/null", path)])
 def test_obstacle_of_the_next_entry_is_reported_by_runs_and_verify(
-    place: Path, capsys: pytest.CaptureFixture[str], make: Callable[[Path], None]
+    directory: Path, capsys: pytest.CaptureFixture[str], make: Callable[[Path], None]
 ) -> None:
-    assert compacted(place, "--topic", "a") == 0
-    in_the_way = place / "_maintenance/compact/_log" / f"{2:020d}.json"
+    assert compacted(directory, "--topic", "a") == 0
+    in_the_way = directory / "_maintenance/compact/_log" / f"{2:020d}.json"
     make(in_the_way)
     for _ in range(2):
-        assert compacted(place) == 0
+        assert compacted(directory) == 0
         err = capsys.readouterr().err
         assert WITHOUT in err
-        assert f"{in_the_way.name} in {place}: the path exists, but is not a regular file; move it away" in err
-    assert sealed(place) == {"a", "b"}
-    (finding,) = verify_root(sparklog.open(place).store).findings
+        assert f"{in_the_way.name} in {directory}: the path exists, but is not a regular file; move it away" in err
+    assert sealed(directory) == {"a", "b"}
+    (finding,) = verify_root(sparklog.open(directory).store).findings
     assert (finding.kind, finding.file, finding.remedy) == (
         "lease",
-        f"{in_the_way.relative_to(place)}",
+        f"{in_the_way.relative_to(directory)}",
         "move the file away",
     )
 

@@ -101,8 +101,8 @@ class RetentionRun(Run):
             spawn(f"retainer-{number}", retainer(self, decide(f"r{number}"), 15))
             spawn(f"reader-{number}", old_reader(self, 10))
 
-    def judge(self) -> None:
-        super().judge()
+    def check_result(self) -> None:
+        super().check_result()
         finish(self)
 
 

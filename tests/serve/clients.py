@@ -32,7 +32,7 @@ def read_with_kafka_python(
     """Read from the log start to the end for the isolation level."""
     from kafka import KafkaConsumer, TopicPartition
 
-    place = TopicPartition(topic, partition)
+    topic_partition = TopicPartition(topic, partition)
     consumer = KafkaConsumer(
         bootstrap_servers=str(address),
         auto_offset_reset="earliest",
@@ -42,14 +42,14 @@ def read_with_kafka_python(
         **options,
     )
     try:
-        consumer.assign([place])
-        end = consumer.end_offsets([place])[place]
+        consumer.assign([topic_partition])
+        end = consumer.end_offsets([topic_partition])[topic_partition]
         records: list[Any] = []
         until = time.monotonic() + SECONDS
-        while consumer.position(place) < end:
+        while consumer.position(topic_partition) < end:
             for batch in consumer.poll(200).values():
                 records += batch
-            assert time.monotonic() < until, f"at {consumer.position(place)} of {end}"
+            assert time.monotonic() < until, f"at {consumer.position(topic_partition)} of {end}"
         return [record_of(record) for record in records]
     finally:
         consumer.close(autocommit=False)
@@ -62,7 +62,7 @@ def read_with_aiokafka(
     from aiokafka import AIOKafkaConsumer, TopicPartition
 
     async def read() -> list[ReadRecord]:
-        place = TopicPartition(topic, partition)
+        topic_partition = TopicPartition(topic, partition)
         consumer = AIOKafkaConsumer(
             bootstrap_servers=str(address),
             auto_offset_reset="earliest",
@@ -72,14 +72,14 @@ def read_with_aiokafka(
         )
         await consumer.start()
         try:
-            consumer.assign([place])
-            end = (await consumer.end_offsets([place]))[place]
+            consumer.assign([topic_partition])
+            end = (await consumer.end_offsets([topic_partition]))[topic_partition]
             records: list[Any] = []
             until = time.monotonic() + SECONDS
-            while await consumer.position(place) < end:
+            while await consumer.position(topic_partition) < end:
                 for batch in (await consumer.getmany(timeout_ms=200)).values():
                     records += batch
-                assert time.monotonic() < until, f"at {await consumer.position(place)} of {end}"
+                assert time.monotonic() < until, f"at {await consumer.position(topic_partition)} of {end}"
             return [record_of(record) for record in records]
         finally:
             await consumer.stop()

@@ -59,7 +59,7 @@ class KafkaPython:
         return [(row.partition, row.offset, row.value.decode()) for batch in batches for row in batch]
 
     def assigned(self) -> list[int]:
-        return sorted(place.partition for place in self._consumer.assignment())
+        return sorted(topic_partition.partition for topic_partition in self._consumer.assignment())
 
     def commit(self) -> None:
         self._consumer.commit()
@@ -83,7 +83,7 @@ class Aiokafka:
         return [(row.partition, row.offset, row.value.decode()) for batch in batches for row in batch]
 
     def assigned(self) -> list[int]:
-        return sorted(place.partition for place in self._consumer.assignment())
+        return sorted(topic_partition.partition for topic_partition in self._consumer.assignment())
 
     def commit(self) -> None:
         self._loop.run_until_complete(self._consumer.commit())
@@ -110,7 +110,7 @@ class Librdkafka:
         return [(row.partition(), row.offset(), row.value().decode()) for row in rows]
 
     def assigned(self) -> list[int]:
-        return sorted(place.partition for place in self._consumer.assignment())
+        return sorted(topic_partition.partition for topic_partition in self._consumer.assignment())
 
     def commit(self) -> None:
         self._consumer.commit(asynchronous=False)

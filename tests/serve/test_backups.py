@@ -47,12 +47,12 @@ def backed_up(path: Path) -> Path:
 
 
 def test_the_latest_backup_is_served(serve: Callable[..., Address], tmp_path: Path) -> None:
-    place = backed_up(tmp_path)
+    repository = backed_up(tmp_path)
     # Objects of a backup in progress, or of a backup that died, do not belong to any backup.
-    shutil.copytree(tmp_path / "log/t", place / "t", dirs_exist_ok=True)
-    shutil.copytree(tmp_path / "log/_groups", place / "_groups", dirs_exist_ok=True)
-    shutil.copytree(tmp_path / "log/later", place / "later")
-    address = serve(place)
+    shutil.copytree(tmp_path / "log/t", repository / "t", dirs_exist_ok=True)
+    shutil.copytree(tmp_path / "log/_groups", repository / "_groups", dirs_exist_ok=True)
+    shutil.copytree(tmp_path / "log/later", repository / "later")
+    address = serve(repository)
     records = read_with_kafka_python(address, "t", 0, "read_committed")
     assert [record.value for record in records] == [b"0", b"1", b"2"]
     wire = Wire(address)
@@ -78,11 +78,11 @@ def test_an_older_backup_is_served(tmp_path: Path) -> None:
     for topics in (None, ["t"]):
         topic.append({"value": ["x"]})
         sparklog.backup(root, tmp_path / "backup", topics=topics)
-    place = resolve(str(tmp_path / "backup"))
-    assert open_served(place, backup=2).poll(["t"])["t"].ends[0].log_end == 2
-    assert open_served(place).poll(["t"])["t"].ends[0].log_end == 1, "the second is not of all topics"
+    repository = resolve(str(tmp_path / "backup"))
+    assert open_served(repository, backup=2).poll(["t"])["t"].ends[0].log_end == 2
+    assert open_served(repository).poll(["t"])["t"].ends[0].log_end == 1, "the second is not of all topics"
     with pytest.raises(NotFound, match="backup 3 does not exist"):
-        open_served(place, backup=3)
+        open_served(repository, backup=3)
     with pytest.raises(NotFound, match="backup 1 does not exist"):
         open_served(resolve(str(tmp_path / "log")), backup=1)
 
@@ -110,16 +110,16 @@ def test_a_backup_is_served_read_only(serve: Callable[..., Address], tmp_path: P
 
 
 def test_a_backup_is_readable_as_a_root(tmp_path: Path) -> None:
-    place = backed_up(tmp_path)
-    before = {path: path.read_bytes() for path in place.rglob("*") if path.is_file()}
-    assert resolve(str(place)).kind == ROOT
-    assert resolve(str(place / "t")).kind == TOPIC
-    root = open_root(place)
+    repository = backed_up(tmp_path)
+    before = {path: path.read_bytes() for path in repository.rglob("*") if path.is_file()}
+    assert resolve(str(repository)).kind == ROOT
+    assert resolve(str(repository / "t")).kind == TOPIC
+    root = open_root(repository)
     assert root.topics() == ["t"]
     topic = root.topic("t")
     assert sorted(topic.scan().to_table()["value"].to_pylist()) == [b"0", b"0'", b"1", b"1'", b"2", b"2'"]
     assert topic.scan(isolation_level="read_uncommitted").to_table().num_rows == 7
-    assert sparklog.open_view(place / "t").topic("t").scan().to_table().num_rows == 6
+    assert sparklog.open_view(repository / "t").topic("t").scan().to_table().num_rows == 6
     assert {key: item.offset for key, item in sparklog.Groups(root).group(GROUP).committed().items()} == {("t", 0): 3}
     for write in (
         lambda: topic.append({"value": ["x"]}),
@@ -131,5 +131,5 @@ def test_a_backup_is_readable_as_a_root(tmp_path: Path) -> None:
         with pytest.raises(BadRequest, match="backup repository"):
             write()
     with pytest.raises(BadRequest, match="restore them to another directory"):
-        sparklog.open(place, create=True)
-    assert {path: path.read_bytes() for path in place.rglob("*") if path.is_file()} == before
+        sparklog.open(repository, create=True)
+    assert {path: path.read_bytes() for path in repository.rglob("*") if path.is_file()} == before

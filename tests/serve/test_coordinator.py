@@ -77,7 +77,9 @@ def test_pending_offset_commits_share_an_entry() -> None:
         runs.calls[1].set_result(None)
         await asyncio.gather(first, *others[:3])
         group = asked.group(GROUP)
-        assert {place[1]: item.offset for place, item in group.committed().items()} == dict.fromkeys(range(4), 2)
+        assert {
+            topic_partition[1]: item.offset for topic_partition, item in group.committed().items()
+        } == dict.fromkeys(range(4), 2)
         assert group.state().number == number + 2
 
     asyncio.run(run())

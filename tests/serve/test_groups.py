@@ -66,7 +66,7 @@ class Member(threading.Thread):
             with suppress(KafkaConnectionError):
                 for batch in consumer.poll(100).values():
                     self.values += [record.value for record in batch]
-            self.assigned = {place.partition for place in consumer.assignment()}
+            self.assigned = {topic_partition.partition for topic_partition in consumer.assignment()}
         consumer.close()
 
     def leave(self) -> None:
@@ -98,7 +98,7 @@ class AioMember(Member):
         while not self.leaving.is_set():
             for batch in (await consumer.getmany(timeout_ms=100)).values():
                 self.values += [record.value for record in batch]
-            self.assigned = {place.partition for place in consumer.assignment()}
+            self.assigned = {topic_partition.partition for topic_partition in consumer.assignment()}
         await consumer.stop()
 
 
@@ -193,11 +193,11 @@ def test_operators_describe_and_change_groups(serve: Callable[..., Address], tmp
 
     topic_of(tmp_path, partitions=2)
     address = str(serve(tmp_path))
-    place = TopicPartition("t", 1)
+    topic_partition = TopicPartition("t", 1)
     consumer = KafkaConsumer(bootstrap_servers=address, group_id="by-hand", enable_auto_commit=False)
-    consumer.assign([place])
-    consumer.commit({place: OffsetAndMetadata(7, "größe", -1)})
-    assert consumer.committed(place, metadata=True).metadata == "größe"
+    consumer.assign([topic_partition])
+    consumer.commit({topic_partition: OffsetAndMetadata(7, "größe", -1)})
+    assert consumer.committed(topic_partition, metadata=True).metadata == "größe"
     consumer.close()
     group = sparklog.Groups(tmp_path).group("by-hand")
     assert group.committed()["t", 1].offset == 7

@@ -60,7 +60,7 @@ class KafkaMember(threading.Thread):
         while not self.leaving.is_set():
             for batch in consumer.poll(timeout_ms=100).values():
                 self.values += [record.value for record in batch]
-            self.assigned = {place.partition for place in consumer.assignment()}
+            self.assigned = {topic_partition.partition for topic_partition in consumer.assignment()}
         self.assigned = set()
         if not self.dying.is_set():
             consumer.close()

@@ -59,11 +59,11 @@ class Judged(ObjectStore):
     """A bucket that rejects requests that the guide's policy does not allow. The root is its directory `log`."""
 
     def get(self, key: str, start: int = 0, length: int | None = None) -> bytes:
-        self._judge("s3:GetObject", key)
+        self._check_result("s3:GetObject", key)
         return super().get(key, start, length)
 
     def stat(self, key: str) -> ObjectInfo | None:
-        self._judge("s3:GetObject", key)
+        self._check_result("s3:GetObject", key)
         return super().stat(key)
 
     def list(self, prefix: str, after: str = "") -> Iterator[ObjectInfo]:
@@ -75,20 +75,20 @@ class Judged(ObjectStore):
         return super().list_folders(prefix)
 
     def create(self, key: str, data: bytes) -> bool:
-        self._judge("s3:PutObject", key)
+        self._check_result("s3:PutObject", key)
         return super().create(key, data)
 
     def put_whole(self, key: str, data: bytes) -> None:
-        self._judge("s3:PutObject", key)
+        self._check_result("s3:PutObject", key)
         super().put_whole(key, data)
 
     def delete_many(self, keys: Iterable[str]) -> None:
         names = [*keys]
         for key in names:
-            self._judge("s3:DeleteObject", key)
+            self._check_result("s3:DeleteObject", key)
         super().delete_many(names)
 
-    def _judge(self, action: str, key: str) -> None:
+    def _check_result(self, action: str, key: str) -> None:
         if not allows(action, f"{BUCKET}/log/{key}"):
             raise Unavailable(f"access is denied: {action} of {key}", is_denied=True)
 

@@ -145,7 +145,7 @@ class Story:
             if seen is not None:
                 self.check(seen)
         self.met.update(self.faulty.struck)
-        self.judge()
+        self.check_result()
 
     def append(self, root: sparklog.Root) -> None:
         rows = random_rows(5, first=100 * len(self.values), value_bytes=60, seed=self.rng.randrange(1 << 30))
@@ -168,7 +168,7 @@ class Story:
             assert here in (0, len(group)), "a part of an append is there"
             assert here or group not in self.acknowledged, "an acknowledged append is lost"
 
-    def judge(self) -> None:
+    def check_result(self) -> None:
         root = self.world.root()
         report = sparklog.verify(root)
         assert report.sound, [str(finding) for finding in report.findings]

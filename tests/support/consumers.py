@@ -14,7 +14,7 @@ from tests.support.records import rows
 from tests.support.topics_world import TopicsWorld
 
 
-class Place(TopicsWorld):
+class ConsumerWorld(TopicsWorld):
     """Topics, and consumers of them."""
 
     def consumer(self, topics: str | Sequence[str] = "a", **how: object) -> Consumer:
@@ -23,11 +23,11 @@ class Place(TopicsWorld):
         return sparklog.consumer(root, "g", topics=topics, **how)  # type: ignore[arg-type]
 
     def committed(self) -> dict[tuple[str, int], int]:
-        return {place: item.offset for place, item in Groups(self.root()).group("g").committed().items()}
+        return {world: item.offset for world, item in Groups(self.root()).group("g").committed().items()}
 
 
-def append(place: Place, topic: str, partition: int, *values: str) -> None:
-    place.topic(topic).append(rows(*values, partition=partition))
+def append(world: ConsumerWorld, topic: str, partition: int, *values: str) -> None:
+    world.topic(topic).append(rows(*values, partition=partition))
 
 
 def values(batches: Iterable[pa.RecordBatch]) -> list[str]:
@@ -41,12 +41,12 @@ def everything(consumer: Consumer) -> list[str]:
     return found
 
 
-def settle(place: Place, *consumers: Consumer) -> list[str]:
+def settle(world: ConsumerWorld, *consumers: Consumer) -> list[str]:
     """Let members look at their group in turns, until each has what it is given. Return what they read meanwhile."""
     found: list[str] = []
     for _ in range(3):
         # The default heartbeat.interval.ms, after which they look.
-        place.now_ms += 3_000
+        world.now_ms += 3_000
         for consumer in consumers:
             found += values(consumer.poll())
     return found

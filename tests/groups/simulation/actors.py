@@ -73,7 +73,9 @@ class Process:
         self.revoke()
         self.tell_partitions()
         assigned = self.membership.assigned()
-        self.positions = {place: start for place, start in self.positions.items() if place in assigned}
+        self.positions = {
+            topic_partition: start for topic_partition, start in self.positions.items() if topic_partition in assigned
+        }
         new = assigned - self.positions.keys()
         if new:
             self.positions.update(committed(self.membership.group, new))
@@ -85,7 +87,7 @@ class Process:
         going = self.membership.revoking()
         if not going:
             return
-        held = {place: start for place, start in self.positions.items() if place in going}
+        held = {topic_partition: start for topic_partition, start in self.positions.items() if topic_partition in going}
         transaction = None
         if held and self.actor.random.random() < 0.5:
             offsets = self.read(held)
@@ -99,8 +101,8 @@ class Process:
         before = self.membership.metadata
         self.membership.revoke()
         self.run.count("revoked")
-        for place in going:
-            self.positions.pop(place, None)
+        for topic_partition in going:
+            self.positions.pop(topic_partition, None)
         if transaction is not None:
             # The next owner waits for the transaction, because its offsets may be committed after the partitions moved.
             self.actor.sleep(self.actor.random.random() * 3)
@@ -137,7 +139,7 @@ class Process:
     def process(self) -> None:
         places = sorted(self.positions)
         chosen = self.actor.random.sample(places, self.actor.random.randint(1, len(places)))
-        offsets = self.read({place: self.positions[place] for place in chosen})
+        offsets = self.read({topic_partition: self.positions[topic_partition] for topic_partition in chosen})
         self.actor.sleep(self.actor.random.random() * self.plan.pace_s)
         if self.plan.transactional_id is None:
             self.membership.commit(offsets)
@@ -161,7 +163,7 @@ def committed(group: Group, partitions: frozenset[TopicPartition]) -> Positions:
     """Return the start positions, once no transaction of a previous member has pending offsets of these partitions."""
     state = group.stable(3 * TIMEOUT_MS, partitions)
     offsets = {(topic, p): offset for item in state.offsets for topic, p, offset in item.positions()}
-    return {place: offsets.get(place, 0) for place in partitions}
+    return {topic_partition: offsets.get(topic_partition, 0) for topic_partition in partitions}
 
 
 def partitions_of(root: Root, topics: tuple[str, ...]) -> dict[str, int]:

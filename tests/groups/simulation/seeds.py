@@ -97,7 +97,7 @@ class GroupRun(MembersRun):
             actor.sleep(self.source.random() * 10)
             self.world.now_ms += 2 * SESSION_MS
 
-    def judge(self) -> None:
+    def check_result(self) -> None:
         """Check that no offset was skipped or committed twice, and that a last member is assigned all partitions."""
         root = self.outsider("judge")
         self.world.now_ms += 10 * SESSION_MS
@@ -106,7 +106,7 @@ class GroupRun(MembersRun):
         membership = Group(root, GROUP).share(last, counts)
         everything = {(topic, partition) for topic, n in counts.items() for partition in range(n)}
         expect(membership.assigned() == everything, f"the last member does not own all: {membership.state.members}")
-        steps = judge_offsets(entries(self))
+        steps = check_offsets(entries(self))
         for commit in self.acknowledged:
             expect(commit in steps, f"{commit} was acknowledged, and another commit took its place")
 
@@ -136,9 +136,9 @@ class MixedRun(GroupRun):
             label = f"member-{number}"
             self.spawn(label, member(self, decide(label), plan), skews=skews, within_ms=20_000)
 
-    def judge(self) -> None:
+    def check_result(self) -> None:
         """Also check that a client of a server and a member of the root get their partitions within a few rounds."""
-        super().judge()
+        super().check_result()
         root = self.outsider("second judge")
         self.world.now_ms += 100 * SESSION_MS
         counts, group = partitions_of(root, TOPICS), Group(root, GROUP)
@@ -227,26 +227,26 @@ def entries(run: MembersRun) -> list[GroupState]:
     return [GROUPS.decode(run.world.store.get(key), key, number) for number, key in enumerate(keys)]
 
 
-def judge_offsets(states: list[GroupState]) -> set[tuple[TopicPartition, int, int]]:
+def check_offsets(states: list[GroupState]) -> set[tuple[TopicPartition, int, int]]:
     """Check that each committed range starts at the end of the previous one. Return (place, start, end) of all."""
     ends: dict[TopicPartition, int] = {}
     steps: set[tuple[TopicPartition, int, int]] = set()
     for before, state in pairwise([GroupState(GROUP), *states]):
         # An entry may record the decisions of transactions, and commit offsets in addition. Both count.
-        prepared = [(place, row) for item in before.pending for place, row in rows(item.offsets)]
-        for place, (offset, _, _, start) in rows(state.offsets):
-            end = ends.get(place, 0)
+        prepared = [(topic_partition, row) for item in before.pending for topic_partition, row in rows(item.offsets)]
+        for topic_partition, (offset, _, _, start) in rows(state.offsets):
+            end = ends.get(topic_partition, 0)
             if end == offset:
                 continue
-            begins = {int(row[3]): row[0] for where, row in prepared if where == place}
+            begins = {int(row[3]): row[0] for where, row in prepared if where == topic_partition}
             expect(
                 int(start) in (end, begins.get(end)),
-                f"entry {state.number} ({state.op}) commits {place} from {start} to {offset}, after {end}",
+                f"entry {state.number} ({state.op}) commits {topic_partition} from {start} to {offset}, after {end}",
             )
             if int(start) != end:
-                steps.add((place, end, int(start)))
-            steps.add((place, int(start), offset))
-            ends[place] = offset
+                steps.add((topic_partition, end, int(start)))
+            steps.add((topic_partition, int(start), offset))
+            ends[topic_partition] = offset
     return steps
 
 

@@ -79,7 +79,11 @@ class Server:
         previous = None if self.owner is None else self.owner.metadata
         self.owner = None
         for client in self.clients:
-            client.positions = {place: start for place, start in client.positions.items() if place in client.owned}
+            client.positions = {
+                topic_partition: start
+                for topic_partition, start in client.positions.items()
+                if topic_partition in client.owned
+            }
         metadata = None
         try:
             owner = self.group.own(
@@ -128,10 +132,14 @@ class Server:
 
     def share(self, clients: list[Client], owner_metadata: GroupMetadata | None = None) -> None:
         counts = partitions_of(self.group.root, self.plan.topics)
-        claims = Counter(place for client in clients for place in client.owned)
+        claims = Counter(topic_partition for client in clients for topic_partition in client.owned)
         members = []
         for client in clients:
-            owned = frozenset(place for place in client.owned if owner_metadata is not None and claims[place] == 1)
+            owned = frozenset(
+                topic_partition
+                for topic_partition in client.owned
+                if owner_metadata is not None and claims[topic_partition] == 1
+            )
             settings = "client", "host", SESSION_MS, self.plan.assignors, self.plan.topics
             members.append(GroupMember(client.id, client.instance_id, *settings, owned=owned))
         joined = self.group.share_as(members, counts, owner_metadata)
@@ -143,9 +151,15 @@ class Server:
     def sync(self, client: Client, classic: ClassicMember, owned: Partitions) -> None:
         """Apply the response to SyncGroup. `owned` are the partitions of the member when the client joined."""
         assigned = classic.sync(classic.generation)
-        kept = {place: start for place, start in client.positions.items() if place in assigned}
+        kept = {
+            topic_partition: start for topic_partition, start in client.positions.items() if topic_partition in assigned
+        }
         # The client may still commit partitions that it must revoke. Partitions of a fenced owner are lost.
-        lost = {place: start for place, start in client.positions.items() if place in owned - assigned}
+        lost = {
+            topic_partition: start
+            for topic_partition, start in client.positions.items()
+            if topic_partition in owned - assigned
+        }
         if lost and self.actor.random.random() < 0.5:
             try:
                 self.commit(classic, self.read(lost))
@@ -176,7 +190,11 @@ class Server:
             self.commit(classic, self.read(client.positions))
             client.positions = {}
         before, reading, owned = classic.generation, dict(client.positions), classic.membership.member.owned
-        client.positions = {place: start for place, start in client.positions.items() if place in client.owned}
+        client.positions = {
+            topic_partition: start
+            for topic_partition, start in client.positions.items()
+            if topic_partition in client.owned
+        }
         counts = partitions_of(self.group.root, self.plan.topics)
         classic.rejoin(self.plan.topics, self.plan.assignors, client.owned, counts)
         self.run.count("classic members rejoined")

@@ -100,29 +100,29 @@ def fill(topic: Topic, seeds: range) -> None:
 
 
 def test_native_topics(broker: Broker, tmp_path: Path) -> None:
-    place = CountedRoot("local", tmp_path / "root")
+    counted_root = CountedRoot("local", tmp_path / "root")
     small = {"segment.bytes": 15_000, "retention.ms": -1}
     dirty = {"cleanup.policy": "compact", "min.cleanable.dirty.ratio": 0}
     topics = {
-        "plain": place.topic(2, {"retention.ms": -1}, "plain"),
-        "sealed": place.topic(2, small, "sealed"),
-        "stamped": place.topic(2, {**small, "message.timestamp.type": "LogAppendTime"}, "stamped"),
-        "compacted": place.topic(2, {**small, **dirty}, "compacted"),
-        "gaps": place.topic(1, small, "gaps"),
-        "moved": place.topic(1, small, "moved"),
-        "empty": place.topic(1, {}, "empty"),
+        "plain": counted_root.topic(2, {"retention.ms": -1}, "plain"),
+        "sealed": counted_root.topic(2, small, "sealed"),
+        "stamped": counted_root.topic(2, {**small, "message.timestamp.type": "LogAppendTime"}, "stamped"),
+        "compacted": counted_root.topic(2, {**small, **dirty}, "compacted"),
+        "gaps": counted_root.topic(1, small, "gaps"),
+        "moved": counted_root.topic(1, small, "moved"),
+        "empty": counted_root.topic(1, {}, "empty"),
     }
     for name in ("plain", "sealed", "stamped", "compacted", "moved"):
         fill(topics[name], range(12))
     for number in range(5):
-        prepared(place, topics["gaps"], rows(40, 50 + number), "tx", number)
-        resolve(place, topics["gaps"], "tx", number, committed=number % 2 == 1)
-    prepared(place, topics["gaps"], rows(40, 60), "open", 1)
+        prepared(counted_root, topics["gaps"], rows(40, 50 + number), "tx", number)
+        resolve(counted_root, topics["gaps"], "tx", number, committed=number % 2 == 1)
+    prepared(counted_root, topics["gaps"], rows(40, 60), "open", 1)
     topics["moved"].delete_records({0: 555})
     for name in ("sealed", "stamped", "compacted", "moved"):
         report = compact_topic(
             topics[name],
-            Settings(now_ms=place.world.now_ms + 2 * DAY_MS),
+            Settings(now_ms=counted_root.world.now_ms + 2 * DAY_MS),
             InProcess(),
             CompactOptions(roll=name == "compacted"),
         )
@@ -155,7 +155,7 @@ def test_native_topics(broker: Broker, tmp_path: Path) -> None:
     assert (start, last) == (0, end + 3)
     assert records[:-3] == scanned(topics["sealed"], 0)
     # The hard-linked files are unchanged.
-    assert scanned(place.reopened("sealed"), 0) == records[:-3]
+    assert scanned(counted_root.reopened("sealed"), 0) == records[:-3]
 
 
 def test_consumers_resume_after_an_export_to_another_cluster(broker: Broker, tmp_path: Path) -> None:
@@ -185,19 +185,19 @@ def test_consumers_resume_after_an_export_to_another_cluster(broker: Broker, tmp
 
 
 def test_lookups_by_timestamp_start_at_the_log_start(broker: Broker, tmp_path: Path) -> None:
-    place = CountedRoot("local", tmp_path / "root")
+    counted_root = CountedRoot("local", tmp_path / "root")
     far = 1 << 32
     write_partition(tmp_path / "log", "far-0", {0: batch(0, [b"a"]), far: batch(far, [b"b"]), far + 1: b""})
-    import_log_dir(place.root, tmp_path / "log", ImportOptions(configs={"retention.ms": -1}))
+    import_log_dir(counted_root.root, tmp_path / "log", ImportOptions(configs={"retention.ms": -1}))
     topics = {
-        "near": place.topic(1, {"segment.bytes": 15_000, "retention.ms": -1}, "near"),
-        "far": place.root.topic("far"),
+        "near": counted_root.topic(1, {"segment.bytes": 15_000, "retention.ms": -1}, "near"),
+        "far": counted_root.root.topic("far"),
     }
-    prepared(place, topics["near"], rows(40, 50), "tx", 1)
-    resolve(place, topics["near"], "tx", 1, committed=False)
+    prepared(counted_root, topics["near"], rows(40, 50), "tx", 1)
+    resolve(counted_root, topics["near"], "tx", 1, committed=False)
     fill(topics["near"], range(12))
     topics["far"].delete_records({0: 5})
-    taken_in(broker, place.root, tmp_path / "out", topics)
+    taken_in(broker, counted_root.root, tmp_path / "out", topics)
     for name, topic in topics.items():
         found = scanned(topic, 0)
         expected = {}
@@ -265,9 +265,9 @@ def test_internal_topics(broker: Broker, fixtures: Path, tmp_path: Path) -> None
         if fixture.startswith("compaction"):
             kafkas = json.loads((folder / "fixture.json").read_text())["configs"]
             configs = {"cleanup.policy": "compact", "delete.retention.ms": kafkas.get("delete.retention.ms", DAY_MS)}
-        place = CountedRoot("local", tmp_path / "roots" / short)
-        for name in import_log_dir(place.root, folder / stage, ImportOptions(configs=configs)).names:
-            topics[f"{short}.{name}"] = place.root.topic(name)
+        counted_root = CountedRoot("local", tmp_path / "roots" / short)
+        for name in import_log_dir(counted_root.root, folder / stage, ImportOptions(configs=configs)).names:
+            topics[f"{short}.{name}"] = counted_root.root.topic(name)
             told[f"{short}.{name}"] = (folder, stage)
     assert len(topics) > 12
     with broker:

@@ -43,9 +43,9 @@ def expected_groups(fixture: Path) -> Expected:
 def kept(root: Root) -> Expected:
     """Return the offsets in the root."""
     return {
-        (group, *place): (item.offset, item.leader_epoch, item.metadata)
+        (group, *topic_partition): (item.offset, item.leader_epoch, item.metadata)
         for group in Groups(root).names()
-        for place, item in Groups(root).group(group).committed().items()
+        for topic_partition, item in Groups(root).group(group).committed().items()
     }
 
 
@@ -85,14 +85,14 @@ def test_exported_groups_match_kafkas_clusters(fixtures: Path, tmp_path: Path, f
     for name in ids:
         broker.replace(tmp_path / "out", name)
     with broker:
-        offsets = {place: item[0] for place, item in expected.items()}
+        offsets = {topic_partition: item[0] for topic_partition, item in expected.items()}
         assert described(broker) == offsets
         states = [line.split() for line in broker.groups("--describe", "--all-groups", "--state")]
         assert {line[0] for line in states if line[-2:] == ["Empty", "0"]} == {group for group, _, _ in expected}
         time.sleep(2)
         assert asked(broker, expected) == {
-            place: (offset, None if epoch is None else 0, metadata)
-            for place, (offset, epoch, metadata) in expected.items()
+            topic_partition: (offset, None if epoch is None else 0, metadata)
+            for topic_partition, (offset, epoch, metadata) in expected.items()
         }
         consumed_from(broker, expected)
         # The second way: restore groups that do not exist in the cluster from the file.
@@ -102,7 +102,9 @@ def test_exported_groups_match_kafkas_clusters(fixtures: Path, tmp_path: Path, f
         broker.groups("--reset-offsets", "--from-file", str(tmp_path / "out" / GROUPS_FILE), *names, "--execute")
         # The tool rejects offsets beyond a log end, and the fixtures contain one such offset.
         ends = {(each.topic, part.partition): part.log_end for each in exported for part in each.partitions}
-        assert described(broker) == {place: min(offset, ends[place[1:]]) for place, offset in offsets.items()}
+        assert described(broker) == {
+            topic_partition: min(offset, ends[topic_partition[1:]]) for topic_partition, offset in offsets.items()
+        }
         said = broker.said().rpartition("STARTING THE BROKER")[2]
     for trouble in ("Corrupt", "orrupted", " ERROR ", "stray", "Unknown record"):
         assert trouble not in said, [line for line in said.splitlines() if trouble in line][:5]
@@ -117,9 +119,9 @@ def asked(broker: Broker, expected: Expected) -> Expected:
     try:
         for group in {group for group, _, _ in expected}:
             answer = admin.list_group_offsets({group: None})[group]
-            for place, item in answer.items():
+            for topic_partition, item in answer.items():
                 epoch = None if item.leader_epoch in (None, -1) else item.leader_epoch
-                found[group, place.topic, place.partition] = (item.offset, epoch, item.metadata)
+                found[group, topic_partition.topic, topic_partition.partition] = (item.offset, epoch, item.metadata)
     finally:
         admin.close()
     return found

@@ -55,7 +55,7 @@ SMALL = {"segment.bytes": 20_000, "index.interval.bytes": 500}
 
 
 @pytest.fixture
-def place(tmp_path: Path) -> CountedRoot:
+def counted_root(tmp_path: Path) -> CountedRoot:
     return CountedRoot("local", tmp_path / "root")
 
 
@@ -77,35 +77,35 @@ def logs_in(path: Path) -> list[Path]:
     return sorted(path.glob("*/*.log"))
 
 
-def many_states(place: CountedRoot) -> dict[str, Topic]:
+def many_states(counted_root: CountedRoot) -> dict[str, Topic]:
     """Create topics that are appended, sealed, compacted or empty, with LogAppendTime, transactions and moved log
     starts.
     """
     compact = {**SMALL, "cleanup.policy": "compact", "min.cleanable.dirty.ratio": 0, "delete.retention.ms": DAY_MS}
     topics = {
-        "appended": place.topic(3, SMALL, "appended"),
-        "one": place.topic(2, {}, "one"),
-        "stamped": place.topic(2, {**SMALL, "message.timestamp.type": "LogAppendTime"}, "stamped"),
-        "sealed": place.topic(2, SMALL, "sealed"),
-        "index-full": place.topic(1, {"segment.index.bytes": 60, "index.interval.bytes": 0}, "index-full"),
-        "compacted": place.topic(2, compact, "compacted"),
-        "aborts": place.topic(2, SMALL, "aborts"),
-        "moved": place.topic(2, SMALL, "moved"),
-        "gone": place.topic(1, SMALL, "gone"),
-        "empty": place.topic(2, {}, "empty"),
+        "appended": counted_root.topic(3, SMALL, "appended"),
+        "one": counted_root.topic(2, {}, "one"),
+        "stamped": counted_root.topic(2, {**SMALL, "message.timestamp.type": "LogAppendTime"}, "stamped"),
+        "sealed": counted_root.topic(2, SMALL, "sealed"),
+        "index-full": counted_root.topic(1, {"segment.index.bytes": 60, "index.interval.bytes": 0}, "index-full"),
+        "compacted": counted_root.topic(2, compact, "compacted"),
+        "aborts": counted_root.topic(2, SMALL, "aborts"),
+        "moved": counted_root.topic(2, SMALL, "moved"),
+        "gone": counted_root.topic(1, SMALL, "gone"),
+        "empty": counted_root.topic(2, {}, "empty"),
     }
     for name in ("appended", "one", "stamped", "sealed", "index-full", "moved", "gone"):
         fill(topics[name], range(10))
-    compacted(topics["stamped"], place.world.now_ms)
-    compacted(topics["sealed"], place.world.now_ms, seal_only=True, roll=True)
+    compacted(topics["stamped"], counted_root.world.now_ms)
+    compacted(topics["sealed"], counted_root.world.now_ms, seal_only=True, roll=True)
     for run in range(3):
         fill(topics["compacted"], range(10 * run, 10 * run + 8), keys=300, nulls=False)
-        compacted(topics["compacted"], place.world.now_ms + run * 2 * DAY_MS, roll=run < 2)
+        compacted(topics["compacted"], counted_root.world.now_ms + run * 2 * DAY_MS, roll=run < 2)
     for number in range(6):
-        prepared(place, topics["aborts"], some_rows(50, 100 + number), "tx", number)
-        resolve(place, topics["aborts"], "tx", number, committed=number % 2 == 1)
+        prepared(counted_root, topics["aborts"], some_rows(50, 100 + number), "tx", number)
+        resolve(counted_root, topics["aborts"], "tx", number, committed=number % 2 == 1)
         fill(topics["aborts"], [number] if number < 5 else [])
-    prepared(place, topics["aborts"], some_rows(50, 200), "open", 1)
+    prepared(counted_root, topics["aborts"], some_rows(50, 200), "open", 1)
     fill(topics["aborts"], [7])
     topics["moved"].delete_records({0: 333, 1: 5})
     topics["gone"].delete_records({0: -1})
@@ -125,9 +125,9 @@ class Exported:
 def exported(tmp_path_factory: pytest.TempPathFactory) -> Exported:
     """Export topics in all states. Tests must not change these topics."""
     folder = tmp_path_factory.mktemp("exported")
-    place = CountedRoot("local", folder / "root")
-    topics = many_states(place)
-    found = export_topics(place.root, folder / "out", list(topics), ExportOptions(durable=False))
+    counted_root = CountedRoot("local", folder / "root")
+    topics = many_states(counted_root)
+    found = export_topics(counted_root.root, folder / "out", list(topics), ExportOptions(durable=False))
     return Exported(topics, folder / "out", list(found))
 
 
@@ -196,16 +196,16 @@ def test_checkpoints_of_topics_in_all_states(exported: Exported) -> None:
 
 
 @pytest.mark.parametrize("kind", ["appended", "sealed", "one-slice"])
-def test_offset_ranges(place: CountedRoot, tmp_path: Path, kind: str, kafka_tools: KafkaTools) -> None:
+def test_offset_ranges(counted_root: CountedRoot, tmp_path: Path, kind: str, kafka_tools: KafkaTools) -> None:
     """The records begin at the exact start offset. The end is the end of the batch that contains the last offset."""
-    topic = place.topic(1, SMALL if kind != "one-slice" else {})
+    topic = counted_root.topic(1, SMALL if kind != "one-slice" else {})
     if kind == "one-slice":
         topic.append(some_rows(20_000, 1), options=WriteOptions(codec="none", batch_bytes=3000))
         assert int(topic.log.snapshot().slices.all().size[0]) > 1 << 20
     else:
         fill(topic, range(10))
     if kind == "sealed":
-        compacted(topic, place.world.now_ms, seal_only=True, roll=True)
+        compacted(topic, counted_root.world.now_ms, seal_only=True, roll=True)
     everything = scanned(topic)
     first = int(topic.log.state().log_end[0])
     chance = random.Random(7)
@@ -222,16 +222,16 @@ def test_offset_ranges(place: CountedRoot, tmp_path: Path, kind: str, kafka_tool
     assert kafka_tools.complaints(sorted(tmp_path.glob("out*/*/*.log"))) == []
 
 
-def test_end_offset_inside_a_batch_includes_the_batch(place: CountedRoot, tmp_path: Path) -> None:
-    topic = place.topic(1, {})
+def test_end_offset_inside_a_batch_includes_the_batch(counted_root: CountedRoot, tmp_path: Path) -> None:
+    topic = counted_root.topic(1, {})
     topic.append(some_rows(100, 1), options=WriteOptions(codec="none", batch_bytes=100_000))
     (part,) = export(topic, tmp_path / "out", ends={0: 50}).partitions
     assert (part.log_end, len(read(KafkaView(tmp_path / "out"), "t"))) == (100, 100)
     assert not list((tmp_path / "out").glob("*/*.snapshot"))
 
 
-def test_selected_partitions(place: CountedRoot, tmp_path: Path) -> None:
-    topic = place.topic(4, SMALL)
+def test_selected_partitions(counted_root: CountedRoot, tmp_path: Path) -> None:
+    topic = counted_root.topic(4, SMALL)
     fill(topic, range(3))
     found = export(topic, tmp_path / "out", partitions=[3, 1], starts={1: 10})
     assert [(part.partition, part.log_start) for part in found.partitions] == [(1, 10), (3, 0)]
@@ -239,28 +239,30 @@ def test_selected_partitions(place: CountedRoot, tmp_path: Path) -> None:
     assert found.partition_count == 4
 
 
-def test_earlier_versions_and_times(place: CountedRoot, tmp_path: Path) -> None:
-    topic = place.topic(1, SMALL)
+def test_earlier_versions_and_times(counted_root: CountedRoot, tmp_path: Path) -> None:
+    topic = counted_root.topic(1, SMALL)
     seen = {}
     for number in range(6):
-        place.world.now_ms += 1000
+        counted_root.world.now_ms += 1000
         fill(topic, [number])
-        seen[topic.log.state().version] = (place.world.now_ms, scanned(topic))
-    compacted(topic, place.world.now_ms, roll=True)
+        seen[topic.log.state().version] = (counted_root.world.now_ms, scanned(topic))
+    compacted(topic, counted_root.world.now_ms, roll=True)
     for version, (time_ms, expected) in seen.items():
         for options in ({"version": version}, {"time_ms": time_ms}, {"time_ms": time_ms + 999}):
             out = tmp_path / f"{version}-{options}"
             found = export(topic, out, **options)
-            assert found.version == version or time_ms == place.world.now_ms
+            assert found.version == version or time_ms == counted_root.world.now_ms
             assert read(KafkaView(out), "t") == expected
     topic.delete()
-    (found,) = export_topics(place.root, tmp_path / "deleted", ["t"], ExportOptions(version=version, durable=False))
+    (found,) = export_topics(
+        counted_root.root, tmp_path / "deleted", ["t"], ExportOptions(version=version, durable=False)
+    )
     assert read(KafkaView(tmp_path / "deleted"), "t") == expected
 
 
-def test_versions_and_times_that_do_not_exist_are_rejected(place: CountedRoot, tmp_path: Path) -> None:
-    created = place.world.now_ms
-    topic = place.topic(1)
+def test_versions_and_times_that_do_not_exist_are_rejected(counted_root: CountedRoot, tmp_path: Path) -> None:
+    created = counted_root.world.now_ms
+    topic = counted_root.topic(1)
     fill(topic, [1])
     topic.delete()
     gone = topic.log.refresh().topic_state.version
@@ -271,20 +273,20 @@ def test_versions_and_times_that_do_not_exist_are_rejected(place: CountedRoot, t
         ({"time_ms": created, "version": 1}, BadRequest, "found both"),
     ):
         with pytest.raises(error, match=words):
-            export_topics(place.root, tmp_path / "out", ["t"], ExportOptions(**options))  # type: ignore[arg-type]
+            export_topics(counted_root.root, tmp_path / "out", ["t"], ExportOptions(**options))  # type: ignore[arg-type]
     with pytest.raises(NotFound, match="does not exist"):
-        export_topics(place.root, tmp_path / "out", ["other"], ExportOptions(version=1))
+        export_topics(counted_root.root, tmp_path / "out", ["other"], ExportOptions(version=1))
     assert not (tmp_path / "out").exists()
 
 
 # --- links -----------------------------------------------------------------------------------------------------------
 
 
-def test_sealed_segments_are_hard_links_except_the_active_segment(place: CountedRoot, tmp_path: Path) -> None:
-    topic = place.topic(1, SMALL)
+def test_sealed_segments_are_hard_links_except_the_active_segment(counted_root: CountedRoot, tmp_path: Path) -> None:
+    topic = counted_root.topic(1, SMALL)
     fill(topic, range(10))
-    compacted(topic, place.world.now_ms, seal_only=True, roll=True)
-    topic = open_root(str(tmp_path / "root"), env=place.world.env()).topic("t")
+    compacted(topic, counted_root.world.now_ms, seal_only=True, roll=True)
+    topic = open_root(str(tmp_path / "root"), env=counted_root.world.env()).topic("t")
     (part,) = export(topic, tmp_path / "linked", link=True).partitions
     (copy,) = export(topic, tmp_path / "copied").partitions
     assert (part.linked, copy.linked) == (part.nbytes, 0)
@@ -313,16 +315,16 @@ def test_files_are_copied_if_links_are_not_possible(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("sealed", [False, True])
 def test_first_segment_is_named_by_the_log_start(
-    place: CountedRoot, tmp_path: Path, sealed: bool, kafka_tools: KafkaTools
+    counted_root: CountedRoot, tmp_path: Path, sealed: bool, kafka_tools: KafkaTools
 ) -> None:
     """If the first segment is empty, Kafka finds no record by its timestamp."""
-    topic = place.topic(1, SMALL)
-    prepared(place, topic, some_rows(100, 1), "tx", 1)
-    resolve(place, topic, "tx", 1, committed=False)
+    topic = counted_root.topic(1, SMALL)
+    prepared(counted_root, topic, some_rows(100, 1), "tx", 1)
+    resolve(counted_root, topic, "tx", 1, committed=False)
     fill(topic, range(8))
     if sealed:
-        compacted(topic, place.world.now_ms, seal_only=True, roll=True)
-        topic = open_root(str(tmp_path / "root"), env=place.world.env()).topic("t")
+        compacted(topic, counted_root.world.now_ms, seal_only=True, roll=True)
+        topic = open_root(str(tmp_path / "root"), env=counted_root.world.env()).topic("t")
     (part,) = export(topic, tmp_path / "out", link=True).partitions
     assert (part.log_start, part.linked > 0) == (0, sealed)
     first, *others = logs_in(tmp_path / "out")
@@ -333,11 +335,11 @@ def test_first_segment_is_named_by_the_log_start(
     assert read(KafkaView(tmp_path / "out"), "t") == scanned(topic)
 
 
-def test_empty_segment_at_the_log_start_is_older_than_all_records(place: CountedRoot, tmp_path: Path) -> None:
+def test_empty_segment_at_the_log_start_is_older_than_all_records(counted_root: CountedRoot, tmp_path: Path) -> None:
     far = 1 << 32
     write_partition(tmp_path / "log", "t-0", {0: batch(0, [b"a"]), far: batch(far, [b"b"]), far + 1: b""})
-    import_log_dir(place.root, tmp_path / "log")
-    topic = place.root.topic("t")
+    import_log_dir(counted_root.root, tmp_path / "log")
+    topic = counted_root.root.topic("t")
     topic.delete_records({0: 5})
     (part,) = export(topic, tmp_path / "out").partitions
     assert (part.log_start, part.log_end) == (5, far + 1)
@@ -356,12 +358,12 @@ def led(data: bytes, epoch: int) -> bytes:
     return bytes(found)
 
 
-def from_another_cluster(place: CountedRoot, log_dir: Path) -> Topic:
+def from_another_cluster(counted_root: CountedRoot, log_dir: Path) -> Topic:
     """Import a topic with old messages, which have no epoch, followed by batches of epochs 4 and 7."""
     old = message(0, b"k", b"v") + message(1, b"k", b"w")
     segments = {0: old + led(batch(2, [b"a", b"b"]), 4), 4: led(batch(4, [b"c"]), 4) + led(batch(5, [b"d"]), 7)}
     write_partition(log_dir, "t-0", {**segments, 6: led(batch(6, [b"e"]), 7)})
-    root = open_root(str(log_dir.parent / "root"), create=True, env=place.world.env())
+    root = open_root(str(log_dir.parent / "root"), create=True, env=counted_root.world.env())
     import_log_dir(root, log_dir)
     return root.topic("t")
 
@@ -371,8 +373,8 @@ def epochs_in(out: Path) -> list[LeaderEpoch]:
 
 
 @pytest.mark.parametrize("link", [False, True])
-def test_leader_epochs_are_reset_to_0(place: CountedRoot, tmp_path: Path, link: bool) -> None:
-    topic = from_another_cluster(place, tmp_path / "log")
+def test_leader_epochs_are_reset_to_0(counted_root: CountedRoot, tmp_path: Path, link: bool) -> None:
+    topic = from_another_cluster(counted_root, tmp_path / "log")
     before = {path: path.read_bytes() for path in (tmp_path / "root").rglob("*.log")}
     (part,) = export(topic, tmp_path / "out", link=link).partitions
     assert part.linked == 0
@@ -390,8 +392,8 @@ def test_leader_epochs_are_reset_to_0(place: CountedRoot, tmp_path: Path, link: 
     assert read(KafkaView(tmp_path / "out"), "t") == scanned(topic)
 
 
-def test_leader_epochs_are_preserved_if_requested(place: CountedRoot, tmp_path: Path) -> None:
-    topic = from_another_cluster(place, tmp_path / "log")
+def test_leader_epochs_are_preserved_if_requested(counted_root: CountedRoot, tmp_path: Path) -> None:
+    topic = from_another_cluster(counted_root, tmp_path / "log")
     (part,) = export(topic, tmp_path / "out", link=True, keep_leader_epochs=True).partitions
     assert part.linked > 0
     for log in logs_in(tmp_path / "out"):
@@ -402,11 +404,13 @@ def test_leader_epochs_are_preserved_if_requested(place: CountedRoot, tmp_path: 
 # --- Kafka's transactions --------------------------------------------------------------------------------------------
 
 
-def test_range_that_ends_in_a_kafka_transaction_has_its_last_stable_offset(place: CountedRoot, tmp_path: Path) -> None:
+def test_range_that_ends_in_a_kafka_transaction_has_its_last_stable_offset(
+    counted_root: CountedRoot, tmp_path: Path
+) -> None:
     batches = [batch(0, [b"a"]), batch(1, [b"b"], producer=7), batch(2, [b"c"]), marker(3, 7, commit=False)]
     write_partition(tmp_path / "kafka", "t-0", {0: b"".join(batches)})
-    import_log_dir(place.root, tmp_path / "kafka")
-    topic = place.root.topic("t")
+    import_log_dir(counted_root.root, tmp_path / "kafka")
+    topic = counted_root.root.topic("t")
     (whole,) = export(topic, tmp_path / "whole").partitions
     assert (whole.last_stable, whole.log_end) == (4, 4)
     assert [r.value for r in read(KafkaView(tmp_path / "whole"), "t", isolation=READ_COMMITTED)] == [b"a", b"c"]
@@ -422,8 +426,8 @@ def nothing_new(folder: Path, *known: str) -> bool:
     return sorted(path.name for path in folder.iterdir()) == sorted(known)
 
 
-def test_invalid_target_directories_are_rejected(place: CountedRoot, tmp_path: Path) -> None:
-    topic = place.topic(1)
+def test_invalid_target_directories_are_rejected(counted_root: CountedRoot, tmp_path: Path) -> None:
+    topic = counted_root.topic(1)
     fill(topic, [1])
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "something").touch()
@@ -460,18 +464,18 @@ def open_and_export(root: Path, path: Path) -> None:
     ],
 )
 def test_invalid_requests_are_rejected(
-    place: CountedRoot, tmp_path: Path, options: dict[str, Any], error: type[Exception], words: str
+    counted_root: CountedRoot, tmp_path: Path, options: dict[str, Any], error: type[Exception], words: str
 ) -> None:
-    topic = place.topic(2)
+    topic = counted_root.topic(2)
     fill(topic, range(2))
     with pytest.raises(error, match=words):
         export(topic, tmp_path / "out", **options)
     assert nothing_new(tmp_path, "root")
 
 
-def test_offsets_above_the_last_stable_offset_are_rejected(place: CountedRoot, tmp_path: Path) -> None:
-    topic = place.topic(1)
-    prepared(place, topic, some_rows(10, 1), "tx", 1)
+def test_offsets_above_the_last_stable_offset_are_rejected(counted_root: CountedRoot, tmp_path: Path) -> None:
+    topic = counted_root.topic(1)
+    prepared(counted_root, topic, some_rows(10, 1), "tx", 1)
     with pytest.raises(NotFound, match=r"\(the log end is 10, but a transaction is open\)"):
         export(topic, tmp_path / "out", ends={0: 10})
     (part,) = export(topic, tmp_path / "out").partitions
@@ -500,22 +504,22 @@ def test_transactions_are_exported_atomically(tmp_path: Path) -> None:
     assert exported("decided", "a", "b", "c") == {"a": [2, 1], "b": [1, 0], "c": [0, 2]}
 
 
-def test_duplicate_topics_are_rejected(place: CountedRoot, tmp_path: Path) -> None:
-    place.topic(1)
+def test_duplicate_topics_are_rejected(counted_root: CountedRoot, tmp_path: Path) -> None:
+    counted_root.topic(1)
     for names in ([], ["t", "t"]):
         with pytest.raises(BadRequest, match="different topics"):
-            export_topics(place.root, tmp_path / "out", names)
+            export_topics(counted_root.root, tmp_path / "out", names)
     with pytest.raises(BadRequest, match="expected one topic"):
-        export_topics(place.root, tmp_path / "out", ["t", "u"], ExportOptions(topic_id="kphX_vFrTMuzYXwDXyxQYA"))
+        export_topics(counted_root.root, tmp_path / "out", ["t", "u"], ExportOptions(topic_id="kphX_vFrTMuzYXwDXyxQYA"))
 
 
 @pytest.mark.usefixtures("records_in_files")
 @pytest.mark.parametrize("sealed", [False, True])
-def test_damage_leaves_no_files(place: CountedRoot, tmp_path: Path, sealed: bool) -> None:
-    topic = place.topic(1, SMALL)
+def test_damage_leaves_no_files(counted_root: CountedRoot, tmp_path: Path, sealed: bool) -> None:
+    topic = counted_root.topic(1, SMALL)
     fill(topic, range(5))
     if sealed:
-        compacted(topic, place.world.now_ms, seal_only=True, roll=True)
+        compacted(topic, counted_root.world.now_ms, seal_only=True, roll=True)
     path = sorted((tmp_path / "root" / "t" / ("sealed" if sealed else "append")).rglob("*.log" if sealed else "*"))[1]
     data = bytearray(path.read_bytes())
     data[200] ^= 1
@@ -531,8 +535,8 @@ def test_damage_leaves_no_files(place: CountedRoot, tmp_path: Path, sealed: bool
     assert nothing_new(tmp_path, "root")
 
 
-def test_directory_filled_during_the_export_is_not_changed(place: CountedRoot, tmp_path: Path) -> None:
-    topic = place.topic(1)
+def test_directory_filled_during_the_export_is_not_changed(counted_root: CountedRoot, tmp_path: Path) -> None:
+    topic = counted_root.topic(1)
     fill(topic, [1])
 
     def somebody(records: int, nbytes: int) -> None:
@@ -540,7 +544,7 @@ def test_directory_filled_during_the_export_is_not_changed(place: CountedRoot, t
         (tmp_path / "out" / "theirs").touch()
 
     with pytest.raises(Conflict, match="is not empty"):
-        export_topics(place.root, tmp_path / "out", [topic.name], ExportOptions(durable=False), somebody)
+        export_topics(counted_root.root, tmp_path / "out", [topic.name], ExportOptions(durable=False), somebody)
     assert nothing_new(tmp_path, "root", "out")
     assert nothing_new(tmp_path / "out", "theirs")
 
@@ -579,12 +583,12 @@ def test_leader_epochs(noted: list[tuple[int, int]], log_start: int, expected: l
     assert leader_epochs(noted, log_start) == [LeaderEpoch(epoch, start) for epoch, start in expected]
 
 
-def test_start_and_end_times(place: CountedRoot, tmp_path: Path) -> None:
-    topic = place.topic(3, SMALL, "orders")
+def test_start_and_end_times(counted_root: CountedRoot, tmp_path: Path) -> None:
+    topic = counted_root.topic(3, SMALL, "orders")
     for seed in range(6):
         topic.append(some_rows(90, seed), options=WriteOptions(batch_bytes=2000))
         if seed == 2:
-            compacted(topic, place.world.now_ms, seal_only=True, roll=True)
+            compacted(topic, counted_root.world.now_ms, seal_only=True, roll=True)
     start_ms, end_ms = START_MS + 2500, START_MS + 4500
     found = export(topic, tmp_path / "out", start_ms=start_ms, end_ms=end_ms)
     view = KafkaView(tmp_path / "out")
@@ -595,11 +599,11 @@ def test_start_and_end_times(place: CountedRoot, tmp_path: Path) -> None:
         assert 0 < part.log_start == first < behind <= part.log_end < len(everything)
         assert read(view, "orders", part.partition) == everything[first : part.log_end]
     (late,) = export_topics(
-        place.root, tmp_path / "late", ["orders"], ExportOptions(start_ms=START_MS + 10**6, durable=False)
+        counted_root.root, tmp_path / "late", ["orders"], ExportOptions(start_ms=START_MS + 10**6, durable=False)
     )
     assert [part.log_start for part in late.partitions] == topic.log.state().log_end.tolist()
     (only,) = export_topics(
-        place.root, tmp_path / "only", ["orders"], ExportOptions(partitions=[1], end_ms=0, durable=False)
+        counted_root.root, tmp_path / "only", ["orders"], ExportOptions(partitions=[1], end_ms=0, durable=False)
     )
     assert [(part.partition, part.log_start, part.log_end) for part in only.partitions] == [(1, 0, 0)]
     for wrong in ({"starts": {0: 1}, "start_ms": 5}, {"ends": {0: 1}, "end_ms": 5}, {"start_ms": 5, "end_ms": 4}):
@@ -608,10 +612,10 @@ def test_start_and_end_times(place: CountedRoot, tmp_path: Path) -> None:
     assert not (tmp_path / "wrong").exists()
 
 
-def test_start_time_after_the_last_stable_offset_exports_no_records(place: CountedRoot, tmp_path: Path) -> None:
-    topic = place.topic(1, SMALL, "orders")
+def test_start_time_after_the_last_stable_offset_exports_no_records(counted_root: CountedRoot, tmp_path: Path) -> None:
+    topic = counted_root.topic(1, SMALL, "orders")
     topic.append(some_rows(10, 0))
-    prepared(place, topic, some_rows(10, 5), "tx", 0)
+    prepared(counted_root, topic, some_rows(10, 5), "tx", 0)
     (part,) = export(topic, tmp_path / "out", start_ms=START_MS + 5000).partitions
     assert (part.log_start, part.log_end) == (10, 10)
 
@@ -631,11 +635,11 @@ def test_properties_file_lists_rejected_configs() -> None:
     )
 
 
-def test_topics_with_the_longest_names_round_trip(place: CountedRoot, tmp_path: Path) -> None:
+def test_topics_with_the_longest_names_round_trip(counted_root: CountedRoot, tmp_path: Path) -> None:
     names = ["a" * 248 + last for last in "xy"]
     for at, name in enumerate(names):
-        fill(place.topic(12, {"retention.ms": 1000 + at}, name), range(3))
-    export_topics(place.root, tmp_path / "out", names, ExportOptions(durable=False))
+        fill(counted_root.topic(12, {"retention.ms": 1000 + at}, name), range(3))
+    export_topics(counted_root.root, tmp_path / "out", names, ExportOptions(durable=False))
     files = sorted((tmp_path / "out").glob("*.properties"))
     for at, (file, name) in enumerate(zip(sorted(files, key=lambda each: each.read_text()), names, strict=True)):
         text = file.read_text()
@@ -645,4 +649,4 @@ def test_topics_with_the_longest_names_round_trip(place: CountedRoot, tmp_path: 
     import_log_dir(again, tmp_path / "out")
     for name in names:
         for partition in range(12):
-            assert scanned(again.topic(name), partition) == scanned(place.root.topic(name), partition)
+            assert scanned(again.topic(name), partition) == scanned(counted_root.root.topic(name), partition)

@@ -35,13 +35,13 @@ WINDOW = 64 << 10
 
 
 def with_windows(kind: str, folder: Path) -> CountedRoot:
-    place = CountedRoot(kind, folder)
-    place.store.limits = Limits(span_bytes=WINDOW)
-    return place
+    counted_root = CountedRoot(kind, folder)
+    counted_root.store.limits = Limits(span_bytes=WINDOW)
+    return counted_root
 
 
 @pytest.fixture(params=[1, 16], ids=["in turn", "at once"])
-def place(request: pytest.FixtureRequest, tmp_path: Path) -> CountedRoot:
+def counted_root(request: pytest.FixtureRequest, tmp_path: Path) -> CountedRoot:
     return with_windows("memory" if request.param == 1 else "bucket", tmp_path)
 
 
@@ -50,9 +50,9 @@ def bucket(tmp_path: Path) -> CountedRoot:
     return with_windows("bucket", tmp_path)
 
 
-def filled(place: CountedRoot) -> Topic:
+def filled(counted_root: CountedRoot) -> Topic:
     """Return a topic with two partitions: ten small files, one with large slices, and a few small ones."""
-    topic = place.topic(2)
+    topic = counted_root.topic(2)
     for number in range(10):
         topic.append(random_rows(100, first=number * 100, seed=number))
     topic.append(random_rows(4000, first=1000, value_bytes=200, seed=50), options=small(batch_bytes=9_000))
@@ -61,12 +61,12 @@ def filled(place: CountedRoot) -> Topic:
     return topic
 
 
-def reads(place: CountedRoot) -> int:
-    return sum(verb == "get" and "/append/" in key for verb, key in place.store.keys)
+def reads(counted_root: CountedRoot) -> int:
+    return sum(verb == "get" and "/append/" in key for verb, key in counted_root.store.keys)
 
 
-def test_read_ahead_returns_the_written_records(place: CountedRoot) -> None:
-    topic = filled(place)
+def test_read_ahead_returns_the_written_records(counted_root: CountedRoot) -> None:
+    topic = filled(counted_root)
     read = topic.scan().to_table()
     assert read["offset"].to_pylist()[:3] == [0, 1, 2]
     assert Counter(read["value"].to_pylist()).most_common(1)[0][1] == 1
@@ -145,38 +145,38 @@ def test_a_reader_of_few_records_reads_few_bytes(bucket: CountedRoot) -> None:
 
 
 def test_a_store_without_parallel_reads_is_read_on_demand(tmp_path: Path) -> None:
-    place = CountedRoot("local", tmp_path)
-    topic = place.topic(1)
+    counted_root = CountedRoot("local", tmp_path)
+    topic = counted_root.topic(1)
     for number in range(6):
         topic.append(random_rows(300, first=number * 300, value_bytes=2000))
     scan = topic.scan(batch_bytes=100_000)
-    place.store.reset()
+    counted_root.store.reset()
     batches = iter(scan)
     next(batches)
-    first = reads(place)
+    first = reads(counted_root)
     assert first <= 2
     assert not [thread for thread in threading.enumerate() if thread.name.startswith("sparklog-read")]
     assert sum(batch.num_rows for batch in batches) < 1800
-    assert reads(place) == 6
+    assert reads(counted_root) == 6
 
 
 @pytest.mark.usefixtures("records_in_files")
-def test_concurrently_replaced_files_are_read_from_their_new_files(place: CountedRoot) -> None:
-    topic = filled(place)
+def test_concurrently_replaced_files_are_read_from_their_new_files(counted_root: CountedRoot) -> None:
+    topic = filled(counted_root)
     expected = topic.scan(partitions=[0]).to_table()
     batches = iter(topic.scan(partitions=[0], batch_bytes=2_000))
     read = [next(batches)]
-    rewrite(place, topic, "append/00000000000000000099-rewritten.slices")
+    rewrite(counted_root, topic, "append/00000000000000000099-rewritten.slices")
     read += batches
     assert pa.Table.from_batches(read)["offset"].to_pylist() == expected["offset"].to_pylist()
     assert pa.Table.from_batches(read)["value"].to_pylist() == expected["value"].to_pylist()
 
 
 @pytest.mark.usefixtures("records_in_files")
-def test_the_error_reports_a_file_that_stays_missing(place: CountedRoot) -> None:
-    topic = filled(place)
-    gone = place.append_files()[12]
-    place.inner.delete(gone)
+def test_the_error_reports_a_file_that_stays_missing(counted_root: CountedRoot) -> None:
+    topic = filled(counted_root)
+    gone = counted_root.append_files()[12]
+    counted_root.inner.delete(gone)
     with pytest.raises(Corrupt, match="the log references a file that does not exist") as caught:
         topic.scan().to_table()
     assert caught.value.file == gone
@@ -217,34 +217,34 @@ def test_replanning_on_another_host_returns_all_records(remembered: tuple[str, .
 
 @pytest.mark.usefixtures("records_in_files")
 @pytest.mark.parametrize("at", [0, 9, 17, 200])
-def test_damage_in_a_window_is_reported(place: CountedRoot, at: int) -> None:
-    topic = filled(place)
-    key = place.append_files()[10]
+def test_damage_in_a_window_is_reported(counted_root: CountedRoot, at: int) -> None:
+    topic = filled(counted_root)
+    key = counted_root.append_files()[10]
     from sparklog.format.batch_scan import scan_headers
 
-    headers = scan_headers(place.inner.get(key), whole=False)
+    headers = scan_headers(counted_root.inner.get(key), whole=False)
     position = int(headers.position[20])
-    data = bytearray(place.inner.get(key))
+    data = bytearray(counted_root.inner.get(key))
     data[position + at] ^= 0x20
-    place.inner.replace(key, bytes(data))  # type: ignore[attr-defined]
+    counted_root.inner.replace(key, bytes(data))  # type: ignore[attr-defined]
     with pytest.raises(Corrupt) as caught:
         topic.scan(partitions=[0]).to_table()
     assert caught.value.file == key
 
 
-def test_maintenance_reads_large_slices_in_windows(place: CountedRoot) -> None:
-    topic = place.topic(1)
+def test_maintenance_reads_large_slices_in_windows(counted_root: CountedRoot) -> None:
+    topic = counted_root.topic(1)
     topic.append(random_rows(3000, value_bytes=200), options=small(batch_bytes=9_000))
     slices = topic.log.snapshot().slices
     row = planned_slices("t", 0, slices.select(0)).row(0)
-    place.store.reset()
-    windows = [bytes(window.data) for window in read_windows(place.store, row)]
-    assert b"".join(windows) == place.inner.get(row.file, row.position, row.size)
+    counted_root.store.reset()
+    windows = [bytes(window.data) for window in read_windows(counted_root.store, row)]
+    assert b"".join(windows) == counted_root.inner.get(row.file, row.position, row.size)
     begun = -(-row.size // WINDOW)
     assert begun > 9
     # In each window, the rest of a batch is read again.
-    assert begun <= reads(place) <= begun * (1 if place.kind == "bucket" else 2)
-    assert (place.store.bytes_read == row.size) == (place.kind == "bucket")
+    assert begun <= reads(counted_root) <= begun * (1 if counted_root.kind == "bucket" else 2)
+    assert (counted_root.store.bytes_read == row.size) == (counted_root.kind == "bucket")
 
 
 def test_searching_a_slice_keeps_few_bytes_in_memory(bucket: CountedRoot) -> None:
@@ -261,8 +261,8 @@ def test_searching_a_slice_keeps_few_bytes_in_memory(bucket: CountedRoot) -> Non
     assert bucket.store.bytes_read == row.size
 
 
-def test_a_batch_larger_than_a_range_is_read(place: CountedRoot) -> None:
-    topic = place.topic(1)
+def test_a_batch_larger_than_a_range_is_read(counted_root: CountedRoot) -> None:
+    topic = counted_root.topic(1)
     table = pa.table({"value": [b"a" * 100, b"b" * 3 * WINDOW, b"c" * 100, b"d" * 2 * WINDOW]})
     topic.append(table, options=small(batch_bytes=1000))
     assert topic.scan(columns=["value"]).to_table() == table

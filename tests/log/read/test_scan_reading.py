@@ -34,7 +34,7 @@ from tests.support.seeds import examples
 
 
 @pytest.fixture(params=KINDS_AND_BUCKET)
-def place(request: pytest.FixtureRequest, tmp_path: Path) -> CountedRoot:
+def counted_root(request: pytest.FixtureRequest, tmp_path: Path) -> CountedRoot:
     return CountedRoot(request.param, tmp_path / "root")
 
 
@@ -43,9 +43,9 @@ def memory(tmp_path: Path) -> CountedRoot:
     return CountedRoot("memory", tmp_path)
 
 
-def gets(place: CountedRoot) -> int:
+def gets(counted_root: CountedRoot) -> int:
     """Return the number of reads of append files since the last reset."""
-    return sum(verb == "get" and "/append/" in key for verb, key in place.store.keys)
+    return sum(verb == "get" and "/append/" in key for verb, key in counted_root.store.keys)
 
 
 def part_of(topic: Topic, partition: int, start: int, end: int, isolation: str = READ_COMMITTED) -> NativeReadPart:
@@ -55,8 +55,8 @@ def part_of(topic: Topic, partition: int, start: int, end: int, isolation: str =
     return part
 
 
-def test_every_range_gives_exactly_its_offsets(place: CountedRoot) -> None:
-    topic = place.topic(1)
+def test_every_range_gives_exactly_its_offsets(counted_root: CountedRoot) -> None:
+    topic = counted_root.topic(1)
     for first in range(0, 500, 100):
         topic.append(random_rows(100, first=first), options=small(batch_bytes=1500, buffer_bytes=2500))
     values = topic.scan(columns=["value"]).to_table()["value"].to_pylist()
@@ -73,8 +73,8 @@ def test_every_range_gives_exactly_its_offsets(place: CountedRoot) -> None:
     "columns",
     [["offset"], ["value"], ["headers", "key"], ["timestampType", "topic", "partition", "offset"], list(COLUMNS[::-1])],
 )
-def test_columns_are_returned_in_the_requested_order(place: CountedRoot, columns: Sequence[str]) -> None:
-    topic = place.topic(2)
+def test_columns_are_returned_in_the_requested_order(counted_root: CountedRoot, columns: Sequence[str]) -> None:
+    topic = counted_root.topic(2)
     topic.append(random_rows(300), options=small(batch_bytes=2000))
     whole = topic.scan().to_table()
     read = topic.scan(columns=columns).to_table()
@@ -205,20 +205,20 @@ def test_compressible_records_after_incompressible_ones_stay_within_the_memory_l
 
 
 @pytest.mark.usefixtures("records_in_files")
-def test_adjacent_partitions_are_fetched_in_one_request(place: CountedRoot) -> None:
-    topic = place.topic(8)
+def test_adjacent_partitions_are_fetched_in_one_request(counted_root: CountedRoot) -> None:
+    topic = counted_root.topic(8)
     for first in range(5):
         topic.append(random_rows(80, first=first * 80, seed=first), options=small())
     scan = topic.scan()
-    place.store.reset()
+    counted_root.store.reset()
     read = scan.to_table()
-    assert gets(place) == 5
+    assert gets(counted_root) == 5
     assert read.num_rows == 400
     for offsets in by_partition(read, "offset").values():
         assert offsets == list(range(len(offsets)))
-    place.store.reset()
+    counted_root.store.reset()
     some = topic.scan(partitions=[2, 3, 4]).to_table()
-    assert gets(place) == 5
+    assert gets(counted_root) == 5
     assert by_partition(some) == {p: v for p, v in by_partition(read).items() if p in (2, 3, 4)}
 
 
@@ -254,11 +254,11 @@ def test_parts_of_several_topics_are_read_together(memory: CountedRoot) -> None:
 
 
 def test_parts_can_be_pickled(tmp_path: Path) -> None:
-    place = CountedRoot("local", tmp_path)
-    topic = place.topic(2)
+    counted_root = CountedRoot("local", tmp_path)
+    topic = counted_root.topic(2)
     topic.append(random_rows(100))
     end = int(topic.log.state().log_end[0])
-    part = replace(part_of(topic, 0, 3, end), store=place.inner)
+    part = replace(part_of(topic, 0, 3, end), store=counted_root.inner)
     again = pickle.loads(pickle.dumps(part))
     assert again.range == part.range
     assert (again.records, again.nbytes) == (part.records, part.nbytes)
@@ -302,13 +302,13 @@ def test_a_batch_larger_than_a_window_is_read(memory: CountedRoot) -> None:
     assert topic.scan(columns=["value"]).to_table() == table
 
 
-def damaged(place: CountedRoot, at: int, flip: int = 1) -> str:
+def damaged(counted_root: CountedRoot, at: int, flip: int = 1) -> str:
     """Flip a byte of the only append file, and return its key."""
-    assert isinstance(place.inner, MemoryStore)
-    (key,) = place.append_files()
-    data = bytearray(place.inner.get(key))
+    assert isinstance(counted_root.inner, MemoryStore)
+    (key,) = counted_root.append_files()
+    data = bytearray(counted_root.inner.get(key))
     data[at] ^= flip
-    place.inner.replace(key, bytes(data))
+    counted_root.inner.replace(key, bytes(data))
     return key
 
 
@@ -374,21 +374,21 @@ def test_a_damaged_footer_does_not_hide_records(memory: CountedRoot, large: Topi
     assert large.offset_for_timestamp(0)[0] is not None
 
 
-def moved(place: CountedRoot, topic: Topic) -> None:
+def moved(counted_root: CountedRoot, topic: Topic) -> None:
     """Move the slices of the topic to another file, like a merge, and delete the old file."""
     from sparklog.log.journal.names import append_path
     from tests.log.rewriting import rewrite
 
-    rewrite(place, topic, append_path(topic.log.state().version, place.world.env().new_id()))
+    rewrite(counted_root, topic, append_path(topic.log.state().version, counted_root.world.env().new_id()))
 
 
-def test_a_rewritten_file_is_read_from_its_new_file(place: CountedRoot) -> None:
-    topic = place.topic(3)
+def test_a_rewritten_file_is_read_from_its_new_file(counted_root: CountedRoot) -> None:
+    topic = counted_root.topic(3)
     topic.append(random_rows(200), options=small(batch_bytes=1000, buffer_bytes=3000))
     topic.append(random_rows(200, first=200), options=small())
     expected = by_partition(topic.scan().to_table())
     scan = topic.scan()
-    moved(place, topic)
+    moved(counted_root, topic)
     assert by_partition(scan.to_table()) == expected
     part = scan.parts[1]
     assert pa.Table.from_batches(list(part.read(["value"])))["value"].to_pylist() == expected[1]
@@ -503,8 +503,8 @@ def test_any_written_records_are_read_back(
     data: st.DataObject,
     tmp_path_factory: pytest.TempPathFactory,
 ) -> None:
-    place = CountedRoot("memory", Path("unused"))
-    topic = place.topic(partitions)
+    counted_root = CountedRoot("memory", Path("unused"))
+    topic = counted_root.topic(partitions)
     model: dict[int, list[bytes | None]] = {partition: [] for partition in range(partitions)}
     number = 0
     options = WriteOptions(codec, None, batch_bytes, buffer_bytes, file_bytes)

@@ -32,18 +32,18 @@ class Segment:
     """A topic with one partition: a sealed segment of about 3 MiB, with Kafka's index files."""
 
     def __init__(self, folder: Path, *, times: list[int] | None = None) -> None:
-        self.place = CountedRoot("memory", folder)
-        self.topic: Topic = self.place.topic(1)
+        self.counted_root = CountedRoot("memory", folder)
+        self.topic: Topic = self.counted_root.topic(1)
         table = random_rows(RECORDS, value_bytes=1000)
         if times is not None:
             table = table.set_column(2, "timestamp", pa.array(times, pa.int64()))
         self.topic.append(table, options=small(batch_bytes=BATCH_BYTES))
         self.expected = self.topic.scan().to_table()
         self.times = self.expected["timestamp"].cast(pa.int64()).to_pylist()
-        self.key = sealed(self.place, self.topic)
-        for old in self.place.append_files():
-            self.place.inner.delete(old)
-        self.headers: BatchHeaders = scan_headers(self.place.inner.get(self.key))
+        self.key = sealed(self.counted_root, self.topic)
+        for old in self.counted_root.append_files():
+            self.counted_root.inner.delete(old)
+        self.headers: BatchHeaders = scan_headers(self.counted_root.inner.get(self.key))
         self.write_indexes()
 
     def write_indexes(self, interval: int = 4096) -> None:
@@ -54,15 +54,17 @@ class Segment:
 
     def put(self, suffix: str, data: bytes) -> None:
         key = self.key.removesuffix(".log") + suffix
-        self.place.inner.delete(key)
-        assert self.place.inner.create(key, data)
+        self.counted_root.inner.delete(key)
+        assert self.counted_root.inner.create(key, data)
 
     def remove(self, suffix: str) -> None:
-        self.place.inner.delete(self.key.removesuffix(".log") + suffix)
+        self.counted_root.inner.delete(self.key.removesuffix(".log") + suffix)
 
     def reads(self) -> list[str]:
         """Return the suffixes of the files read since the last reset."""
-        return [key.rpartition(".")[2] for verb, key in self.place.store.keys if verb == "get" and "/sealed/" in key]
+        return [
+            key.rpartition(".")[2] for verb, key in self.counted_root.store.keys if verb == "get" and "/sealed/" in key
+        ]
 
     def wrong_offsets(self, starts: list[int]) -> list[int]:
         """Return the offsets from which 40 records are not read as they were written."""
@@ -87,7 +89,7 @@ class Segment:
 def segment(tmp_path: Path) -> Segment:
     # Timestamps that mostly increase, and sometimes decrease.
     made = Segment(tmp_path, times=[START_MS + i * 10 - (i % 13) * 40 for i in range(RECORDS)])
-    made.place.store.limits = Limits(span_bytes=WINDOW)
+    made.counted_root.store.limits = Limits(span_bytes=WINDOW)
     return made
 
 
@@ -95,32 +97,32 @@ def test_an_offset_lookup_makes_two_range_requests(segment: Segment) -> None:
     assert segment.headers.size.sum() > 2 * INDEX_MIN_BYTES
     assert len(segment.headers) > 100
     for offset in (0, 1, 17, 1234, 2222, RECORDS - 1):
-        segment.place.store.reset()
+        segment.counted_root.store.reset()
         record = segment.topic.record_at(0, offset)
         assert pa.Table.from_batches([record]) == segment.expected.slice(offset, 1)
         assert segment.reads() == ["index", "log"]
-        assert segment.place.store.bytes_read < 4 * BATCH_BYTES + 10_000
+        assert segment.counted_root.store.bytes_read < 4 * BATCH_BYTES + 10_000
 
 
 def test_a_range_reads_only_the_batches_it_needs(segment: Segment) -> None:
-    segment.place.store.reset()
+    segment.counted_root.store.reset()
     read = segment.topic.scan(start=1000, end=1800).to_table()
     assert read == segment.expected.slice(1000, 800)
     wanted = 800 * 1050
-    assert segment.place.store.bytes_read < wanted + 4 * BATCH_BYTES
+    assert segment.counted_root.store.bytes_read < wanted + 4 * BATCH_BYTES
     assert segment.reads() == ["index", *["log"] * (1 + wanted // WINDOW)]
-    segment.place.store.reset()
+    segment.counted_root.store.reset()
     assert segment.topic.scan().to_table() == segment.expected
     assert "index" not in segment.reads()
 
 
 def test_a_time_lookup_makes_three_range_requests(segment: Segment) -> None:
     for target in (START_MS + 7, segment.times[1500], segment.times[2800] + 3, max(segment.times)):
-        segment.place.store.reset()
+        segment.counted_root.store.reset()
         assert segment.topic.offset_for_timestamp(target) == segment.model(target)
         assert segment.reads() == ["index", "timeindex", "log"]
-        assert segment.place.store.bytes_read < 6 * BATCH_BYTES + 20_000
-    segment.place.store.reset()
+        assert segment.counted_root.store.bytes_read < 6 * BATCH_BYTES + 20_000
+    segment.counted_root.store.reset()
     assert segment.topic.offset_for_timestamp(max(segment.times) + 1) == {0: None}
     assert segment.reads() == []
 
@@ -154,14 +156,14 @@ def test_without_index_files_a_segment_is_read_from_its_start(segment: Segment, 
 def test_reads_work_with_unreadable_index_files(
     segment: Segment, suffix: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    real = segment.place.store.get
+    real = segment.counted_root.store.get
 
     def get(key: str, start: int = 0, length: int | None = None) -> bytes:
         if key.endswith(f".{suffix}"):
             raise Unavailable("the device reports an I/O error")
         return real(key, start, length)
 
-    monkeypatch.setattr(segment.place.store, "get", get)
+    monkeypatch.setattr(segment.counted_root.store, "get", get)
     assert not segment.wrong_offsets([0, 999, 2950])
     assert not segment.wrong_times()
     assert len(caplog.records) == 1
@@ -200,13 +202,15 @@ def test_a_wrong_offset_index_costs_reads_but_does_not_hide_records(
 
 def test_a_batch_header_inside_a_value_is_not_a_batch(segment: Segment) -> None:
     """Bytes of a record may look like a batch that ends at the offset of the entry, but with an invalid CRC."""
-    first = segment.place.inner.get(segment.key, int(segment.headers.position[40]), int(segment.headers.size[40]))
+    first = segment.counted_root.inner.get(
+        segment.key, int(segment.headers.position[40]), int(segment.headers.size[40])
+    )
     fake = bytearray(first[:200])
     fake[8:12] = (188).to_bytes(4, "big")
-    data = bytearray(segment.place.inner.get(segment.key))
+    data = bytearray(segment.counted_root.inner.get(segment.key))
     at = int(segment.headers.position[60]) + 5000
     data[at : at + 200] = fake
-    segment.place.inner.replace(segment.key, bytes(data))  # type: ignore[attr-defined]
+    segment.counted_root.inner.replace(segment.key, bytes(data))  # type: ignore[attr-defined]
     segment.put(".index", OffsetIndex(0, segment.headers.last_offset[40:41], np.array([at])).to_bytes())
     wanted = int(segment.headers.last_offset[40])
     assert segment.topic.scan(start=wanted, end=wanted + 1).to_table() == segment.expected.slice(wanted, 1)
@@ -234,10 +238,10 @@ def test_damaged_index_files_are_ignored(segment: Segment, suffix: str, damage: 
 
 
 def test_damage_in_the_log_is_detected_with_valid_indexes(segment: Segment) -> None:
-    data = bytearray(segment.place.inner.get(segment.key))
+    data = bytearray(segment.counted_root.inner.get(segment.key))
     bad = 77
     data[int(segment.headers.position[bad]) + 300] ^= 1
-    segment.place.inner.replace(segment.key, bytes(data))  # type: ignore[attr-defined]
+    segment.counted_root.inner.replace(segment.key, bytes(data))  # type: ignore[attr-defined]
     inside = int(segment.headers.base_offset[bad]) + 1
     with pytest.raises(Corrupt) as caught:
         segment.topic.record_at(0, inside)

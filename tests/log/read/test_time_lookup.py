@@ -25,7 +25,7 @@ from tests.support.records import random_rows, small
 
 
 @pytest.fixture(params=KINDS)
-def place(request: pytest.FixtureRequest, tmp_path: Path) -> CountedRoot:
+def counted_root(request: pytest.FixtureRequest, tmp_path: Path) -> CountedRoot:
     return CountedRoot(request.param, tmp_path / "root")
 
 
@@ -45,9 +45,9 @@ def model(times: Sequence[int], target: int, start: int = 0, end: int | None = N
     return None if found is None else TimestampOffset(found, times[found])
 
 
-def test_a_time_lookup_returns_the_first_record_in_offset_order(place: CountedRoot) -> None:
+def test_a_time_lookup_returns_the_first_record_in_offset_order(counted_root: CountedRoot) -> None:
     times = [5, 7, 3, 9, 9, 4, 12, 1]
-    topic = place.topic(1)
+    topic = counted_root.topic(1)
     topic.append(timed(times[:4]), options=small(batch_bytes=100))
     topic.append(timed(times[4:]), options=small(batch_bytes=100))
     for target in range(-2, 15):
@@ -62,8 +62,8 @@ def test_a_time_lookup_returns_the_first_record_in_offset_order(place: CountedRo
 )
 @settings(max_examples=80, deadline=None)
 def test_lookups_agree_with_the_model(batches: list[list[int]], log_start: int, target: int, batch_bytes: int) -> None:
-    place = CountedRoot("memory", Path("unused"))
-    topic = place.topic(1)
+    counted_root = CountedRoot("memory", Path("unused"))
+    topic = counted_root.topic(1)
     times = [time for batch in batches for time in batch]
     for batch in batches:
         topic.append(timed(batch), options=small(batch_bytes=batch_bytes))
@@ -105,8 +105,8 @@ def test_a_log_start_inside_a_large_slice_is_respected(large: tuple[Topic, list[
             assert topic.offset_for_timestamp(target, 0) == {0: model(times, target, start)}
 
 
-def test_first_records_returns_offset_and_timestamp(place: CountedRoot) -> None:
-    topic = place.topic(2)
+def test_first_records_returns_offset_and_timestamp(counted_root: CountedRoot) -> None:
+    topic = counted_root.topic(2)
     topic.append(timed([5, 7, 3]).append_column("partition", pa.array([0, 0, 0], pa.int32())))
     topic.append(timed([9, 4]).append_column("partition", pa.array([0, 0], pa.int32())))
     times = [5, 7, 3, 9, 4]
@@ -201,15 +201,15 @@ def test_invalid_time_lookups_are_rejected(memory: CountedRoot) -> None:
 
 
 @pytest.mark.usefixtures("records_in_files")
-def test_record_at_returns_the_record_at_an_offset(place: CountedRoot) -> None:
-    topic = place.topic(1)
+def test_record_at_returns_the_record_at_an_offset(counted_root: CountedRoot) -> None:
+    topic = counted_root.topic(1)
     topic.append(random_rows(100), options=small(batch_bytes=500))
     whole = topic.scan().to_table()
     for offset in (0, 37, 99):
-        place.store.reset()
+        counted_root.store.reset()
         record = topic.record_at(0, offset)
         assert pa.Table.from_batches([record]) == whole.slice(offset, 1)
-        assert sum("/append/" in key for verb, key in place.store.keys) == 1
+        assert sum("/append/" in key for verb, key in counted_root.store.keys) == 1
 
 
 @pytest.mark.parametrize("small", [-1, time_lookup.SMALL_BYTES])

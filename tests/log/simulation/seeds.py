@@ -100,8 +100,8 @@ class LogRun(Run):
         is_frequent = self.profile == "collector" or self.seed % 8 == 0
         return {"checkpoint_commits": CHECKPOINT_COMMITS if is_frequent else CHECKPOINT_COMMITS_ELSEWHERE}
 
-    def judge(self) -> None:
-        super().judge()
+    def check_result(self) -> None:
+        super().check_result()
         if self.profile == "calm" and not self.bucket:
             failed = {what: n for what, n in self.counters.items() if what.endswith((" Unavailable", " Corrupt"))}
             expect(not failed, f"no faults were injected, but these failed: {failed}")

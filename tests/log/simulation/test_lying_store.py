@@ -165,8 +165,8 @@ class LyingRun(SimulatedRun):
             self.spawn(f"{begin.__name__}-{number}", writer(self, begin), within_ms=1000)
         open_root(self.world.store, create=True, env=self.world.env()).create_topic("t", partitions=3)
 
-    def judge(self) -> None:
-        judge(self)
+    def check_result(self) -> None:
+        check_result(self)
 
 
 def writer(run: LyingRun, begin: Callable[[Root, Actor], Write]) -> Callable[[Actor], None]:
@@ -204,7 +204,7 @@ def writer(run: LyingRun, begin: Callable[[Root, Actor], Write]) -> Callable[[Ac
     return body
 
 
-def judge(run: LyingRun) -> None:
+def check_result(run: LyingRun) -> None:
     """Nobody goes on after a lost commit, and each loss but the last of a life has a name."""
     findings = verify_root(run.world.store, quick=True).findings
     named = [each.file for each in findings if each.kind in (GUARANTEE, CHAIN, CHECKPOINT)]

@@ -79,7 +79,7 @@ class ReplacedRun(SimulatedRun):
             begin = source.choice([appending, consuming, deciding])
             self.spawn(f"{begin.__name__}-{number}", writer(self, begin, decide), within_ms=1000)
 
-    def judge(self) -> None:
+    def check_result(self) -> None:
         """Nothing acknowledged in the last root is missing, nothing is outside the logs, and the root works."""
         numbers, broken = logs(self.store.snapshot())
         expect(not broken, f"broken chains: {broken}")

@@ -83,7 +83,7 @@ class Run(SimulatedRun):
         expect(outcome.records == sum(sum(file.records) for file in files), "a wrong number of records acknowledged")
         self.acked.append(Acked(target.topic_id, written, outcome, lowest))
 
-    def judge(self) -> None:
+    def check_result(self) -> None:
         """At the end: what was acknowledged is in the log exactly once (files are unique by the model's own rule)."""
         for item in self.acked:
             for path in item.paths:

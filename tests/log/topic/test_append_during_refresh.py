@@ -37,7 +37,7 @@ class Meeting(WrapperStore):
 
 
 @pytest.fixture
-def place(tmp_path: Path) -> CountedRoot:
+def counted_root(tmp_path: Path) -> CountedRoot:
     return CountedRoot("bucket", tmp_path)
 
 
@@ -45,20 +45,20 @@ def values(topic: Topic) -> list[bytes]:
     return topic.scan().to_table()["value"].to_pylist()  # type: ignore[no-any-return]
 
 
-def files_written(place: CountedRoot) -> int:
-    return place.store.by_kind["writer", "append"]
+def files_written(counted_root: CountedRoot) -> int:
+    return counted_root.store.by_kind["writer", "append"]
 
 
 @pytest.mark.usefixtures("records_in_files")
-def test_rows_are_written_while_the_state_is_read(place: CountedRoot) -> None:
-    topic = place.topic(2)
-    place.store.inner = Meeting(place.inner)
+def test_rows_are_written_while_the_state_is_read(counted_root: CountedRoot) -> None:
+    topic = counted_root.topic(2)
+    counted_root.store.inner = Meeting(counted_root.inner)
     assert topic.append(KEYS).records == 40
-    assert place.store.inner.awaited == set()
+    assert counted_root.store.inner.awaited == set()
 
 
-def test_iterables_are_consumed_in_the_callers_thread(place: CountedRoot) -> None:
-    topic = place.topic(2)
+def test_iterables_are_consumed_in_the_callers_thread(counted_root: CountedRoot) -> None:
+    topic = counted_root.topic(2)
     threads = set()
 
     def batches() -> Any:
@@ -70,22 +70,22 @@ def test_iterables_are_consumed_in_the_callers_thread(place: CountedRoot) -> Non
 
 
 @pytest.mark.usefixtures("records_in_files")
-def test_rows_use_partitions_that_were_added_concurrently(place: CountedRoot) -> None:
-    topic, other = place.topic(1), place.reopened()
+def test_rows_use_partitions_that_were_added_concurrently(counted_root: CountedRoot) -> None:
+    topic, other = counted_root.topic(1), counted_root.reopened()
     topic.append(KEYS)
     other.alter(partitions=8)
-    place.store.reset()
+    counted_root.store.reset()
     outcome = topic.append(KEYS)
     assert len(outcome.base) > 1
     # The vacuum deletes the files that were written for one partition.
-    assert files_written(place) == 2
-    place.store.reset()
+    assert files_written(counted_root) == 2
+    counted_root.store.reset()
     topic.append(KEYS)
-    assert files_written(place) == 1
+    assert files_written(counted_root) == 1
 
 
-def test_rows_are_validated_with_the_latest_configs(place: CountedRoot) -> None:
-    topic, other = place.topic(1), place.reopened()
+def test_rows_are_validated_with_the_latest_configs(counted_root: CountedRoot) -> None:
+    topic, other = counted_root.topic(1), counted_root.reopened()
     large = pa.table({"value": [random.Random(1).randbytes(5000)]})
     topic.append(large)
     other.alter(configs={"max.message.bytes": 2000})
@@ -100,76 +100,76 @@ def test_rows_are_validated_with_the_latest_configs(place: CountedRoot) -> None:
     assert len(values(topic)) == 2
 
 
-def test_a_topic_that_was_deleted_or_created_again(place: CountedRoot) -> None:
-    topic, other = place.topic(1), place.reopened()
+def test_a_topic_that_was_deleted_or_created_again(counted_root: CountedRoot) -> None:
+    topic, other = counted_root.topic(1), counted_root.reopened()
     topic.append(KEYS)
     other.delete()
     with pytest.raises(NotFound):
         topic.append(KEYS)
-    place.root.create_topic("t")
-    assert place.reopened().append(KEYS).records == 40
-    made_again = place.reopened()
+    counted_root.root.create_topic("t")
+    assert counted_root.reopened().append(KEYS).records == 40
+    made_again = counted_root.reopened()
     other.delete()
-    place.world.root(place.store).create_topic("t", partitions=3)
+    counted_root.world.root(counted_root.store).create_topic("t", partitions=3)
     made_again.append(KEYS)
-    assert len(values(place.reopened())) == 40
+    assert len(values(counted_root.reopened())) == 40
 
 
-def test_a_replaced_root_is_not_written_to(place: CountedRoot) -> None:
-    topic = place.topic(1)
+def test_a_replaced_root_is_not_written_to(counted_root: CountedRoot) -> None:
+    topic = counted_root.topic(1)
     topic.append(KEYS)
-    for item in list(place.inner.list("")):
-        place.inner.delete(item.key)
-    place.world.root(place.inner).create_topic("t")
+    for item in list(counted_root.inner.list("")):
+        counted_root.inner.delete(item.key)
+    counted_root.world.root(counted_root.inner).create_topic("t")
     with pytest.raises((Fenced, Conflict, NotFound, BadRequest)):
         topic.append(KEYS)
-    assert values(place.reopened()) == []
+    assert values(counted_root.reopened()) == []
 
 
 @pytest.mark.usefixtures("records_in_files")
-def test_an_old_cached_state_is_not_used(place: CountedRoot) -> None:
-    topic, other = place.topic(1), place.reopened()
+def test_an_old_cached_state_is_not_used(counted_root: CountedRoot) -> None:
+    topic, other = counted_root.topic(1), counted_root.reopened()
     topic.append(KEYS)
     other.alter(partitions=4)
-    place.world.advance(METADATA_MAX_AGE_MS)
-    place.store.reset()
+    counted_root.world.advance(METADATA_MAX_AGE_MS)
+    counted_root.store.reset()
     topic.append(KEYS)
-    assert files_written(place) == 1
+    assert files_written(counted_root) == 1
 
 
 @pytest.mark.usefixtures("records_in_files")
 def test_on_a_disk_the_state_is_read_first(tmp_path: Path) -> None:
-    place = CountedRoot("local", tmp_path / "root")
-    topic, other = place.topic(1), place.reopened()
+    counted_root = CountedRoot("local", tmp_path / "root")
+    topic, other = counted_root.topic(1), counted_root.reopened()
     topic.append(KEYS)
     other.alter(partitions=4)
-    place.store.reset()
+    counted_root.store.reset()
     topic.append(KEYS)
-    assert files_written(place) == 1
+    assert files_written(counted_root) == 1
 
 
-def test_a_single_writer_reads_the_state_once_per_second(place: CountedRoot) -> None:
+def test_a_single_writer_reads_the_state_once_per_second(counted_root: CountedRoot) -> None:
     """Inline records then take one PUT, and one read of the previous commit.
 
     If the writer has not read for a second, it also requests the commit after its own, which may follow a lost commit.
     """
-    topic = place.topic(2)
+    topic = counted_root.topic(2)
     topic.append(KEYS)
     for _ in range(3):
-        place.store.reset()
+        counted_root.store.reset()
         assert topic.append(KEYS).records == 40
-        place.store.expect(create_commit=1, get_commit=1)
-    place.world.advance(1001)
-    place.store.reset()
+        counted_root.store.expect(create_commit=1, get_commit=1)
+    counted_root.world.advance(1001)
+    counted_root.store.reset()
     topic.append(KEYS)
-    place.store.expect(create_commit=1, get_commit=3, get_root=1)
+    counted_root.store.expect(create_commit=1, get_commit=3, get_root=1)
 
 
 @pytest.mark.parametrize(
     "change", [{"partitions": 8}, {"configs": {"compression.type": "gzip"}}, {"configs": {"retention.ms": 1}}]
 )
-def test_rejected_optimistic_rows_are_written_again(place: CountedRoot, change: dict[str, Any]) -> None:
-    topic, other = place.topic(1), place.reopened()
+def test_rejected_optimistic_rows_are_written_again(counted_root: CountedRoot, change: dict[str, Any]) -> None:
+    topic, other = counted_root.topic(1), counted_root.reopened()
     topic.append(KEYS)
     other.alter(**change)
     outcome = topic.append(KEYS)
@@ -180,14 +180,14 @@ def test_rejected_optimistic_rows_are_written_again(place: CountedRoot, change: 
     assert len(values(topic)) == 160
 
 
-def test_a_writer_that_lost_a_race_reads_the_state_first(place: CountedRoot) -> None:
-    topic, other = place.topic(2), place.reopened()
+def test_a_writer_that_lost_a_race_reads_the_state_first(counted_root: CountedRoot) -> None:
+    topic, other = counted_root.topic(2), counted_root.reopened()
     topic.append(KEYS)
     other.append(KEYS)
     assert topic.append(KEYS).version == 3
-    place.store.reset()
+    counted_root.store.reset()
     topic.append(KEYS)
-    place.store.expect(create_commit=1, get_commit=2, get_root=1)
-    place.store.reset()
+    counted_root.store.expect(create_commit=1, get_commit=2, get_root=1)
+    counted_root.store.reset()
     topic.append(KEYS)
-    place.store.expect(create_commit=1, get_commit=1)
+    counted_root.store.expect(create_commit=1, get_commit=1)

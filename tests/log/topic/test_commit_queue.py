@@ -63,16 +63,18 @@ def test_requests_of_an_append(
     kind: str,
     tmp_path: Path,
 ) -> None:
-    place = CountedRoot(kind, tmp_path / "root")
-    topic = place.topic(configs=configs)
+    counted_root = CountedRoot(kind, tmp_path / "root")
+    topic = counted_root.topic(configs=configs)
     topic.append(SMALL)
-    place.reopened().append(SMALL)
+    counted_root.reopened().append(SMALL)
     # This append meets another writer, so the next append reads the state first.
     topic.append(SMALL)
-    place.store.reset()
+    counted_root.store.reset()
     append(topic)
     expected = on_disk if kind == "local" else in_bucket
-    assert place.store.by_kind == {request: count for request, count in zip(REQUESTS, expected, strict=True) if count}
+    assert counted_root.store.by_kind == {
+        request: count for request, count in zip(REQUESTS, expected, strict=True) if count
+    }
 
 
 class Gate(WrapperStore):
@@ -96,11 +98,11 @@ Outcome = AppendOutcome | BaseException
 
 
 def while_one_is_in_flight(
-    place: CountedRoot, topic: Topic, appends: list[Callable[[Topic], Any]], is_down: bool = False
+    counted_root: CountedRoot, topic: Topic, appends: list[Callable[[Topic], Any]], is_down: bool = False
 ) -> list[Any]:
     """Append while another append is in flight. Return the results in the order of submission."""
-    gate = Gate(place.inner)
-    place.store.inner = gate
+    gate = Gate(counted_root.inner)
+    counted_root.store.inner = gate
     outcomes = dict[int, Any]()
 
     def run(number: int, append: Callable[[Topic], Any]) -> None:
@@ -118,12 +120,12 @@ def while_one_is_in_flight(
         threads[-1].start()
         while len(pending) <= number and number not in outcomes:
             pass
-    place.store.reset()
+    counted_root.store.reset()
     gate.is_down = is_down
     gate.opened.set()
     for thread in threads:
         thread.join(60)
-    place.store.inner = place.inner
+    counted_root.store.inner = counted_root.inner
     return [outcomes[number] for number in range(len(appends))]
 
 
@@ -147,18 +149,18 @@ def of(values: list[bytes], partitions: list[int]) -> Callable[[Topic], AppendOu
 
 
 @pytest.fixture(params=["local", "bucket"])
-def place(request: pytest.FixtureRequest, tmp_path: Path) -> CountedRoot:
+def counted_root(request: pytest.FixtureRequest, tmp_path: Path) -> CountedRoot:
     return CountedRoot(request.param, tmp_path / "root")
 
 
 @pytest.mark.parametrize("max_inline", [128 << 10, 250, 0])
-def test_pending_appends_share_a_commit_and_get_their_own_offsets(place: CountedRoot, max_inline: int) -> None:
+def test_pending_appends_share_a_commit_and_get_their_own_offsets(counted_root: CountedRoot, max_inline: int) -> None:
     """This also applies if the records are too large together for the commit, or are in files."""
-    topic = place.topic(3, configs={"inline.records.bytes": max_inline})
+    topic = counted_root.topic(3, configs={"inline.records.bytes": max_inline})
     topic.append(SMALL)
     appends = [of([b"%d-%d" % (n, row) for row in range(3)], [n % 3, (n + 1) % 3, n % 3]) for n in range(6)]
-    outcomes = while_one_is_in_flight(place, topic, appends)
-    assert place.store.by_kind["create", "commit"] == 1, "of all six: the one in flight was counted before"
+    outcomes = while_one_is_in_flight(counted_root, topic, appends)
+    assert counted_root.store.by_kind["create", "commit"] == 1, "of all six: the one in flight was counted before"
     assert {outcome.version for outcome in outcomes if isinstance(outcome, AppendOutcome)} == {3}
     for n, outcome in enumerate(outcomes):
         own = [b"%d-%d" % (n, row) for row in range(3)]
@@ -167,8 +169,8 @@ def test_pending_appends_share_a_commit_and_get_their_own_offsets(place: Counted
         assert outcome.records == 3
 
 
-def test_a_rejected_append_does_not_fail_other_appends(place: CountedRoot) -> None:
-    topic, other = place.topic(1), place.world.root(place.inner).topic("t")
+def test_a_rejected_append_does_not_fail_other_appends(counted_root: CountedRoot) -> None:
+    topic, other = counted_root.topic(1), counted_root.world.root(counted_root.inner).topic("t")
     topic.append(SMALL)
     tables = {"keyed": pa.table({"key": [b"k"], "value": [b"v"]}), "keyless": SMALL}
     prepared = {name: topic.log.write(rows, None, None) for name, rows in tables.items()}
@@ -178,7 +180,7 @@ def test_a_rejected_append_does_not_fail_other_appends(place: CountedRoot) -> No
         return topic.log.commit_append(*prepared["keyed"])
 
     outcomes = while_one_is_in_flight(
-        place,
+        counted_root,
         topic,
         [
             compact_and_append,
@@ -190,10 +192,10 @@ def test_a_rejected_append_does_not_fail_other_appends(place: CountedRoot) -> No
     assert topic.count().records == 3 + 2
 
 
-def test_an_unknown_result_applies_to_all_appends_of_the_commit(place: CountedRoot) -> None:
-    topic = place.topic(1)
+def test_an_unknown_result_applies_to_all_appends_of_the_commit(counted_root: CountedRoot) -> None:
+    topic = counted_root.topic(1)
     topic.append(SMALL)
-    outcomes = while_one_is_in_flight(place, topic, [lambda topic: topic.append(SMALL)] * 3, is_down=True)
+    outcomes = while_one_is_in_flight(counted_root, topic, [lambda topic: topic.append(SMALL)] * 3, is_down=True)
     for outcome in outcomes:
         assert isinstance(outcome, Unavailable)
         assert outcome.is_unknown
@@ -201,8 +203,8 @@ def test_an_unknown_result_applies_to_all_appends_of_the_commit(place: CountedRo
     assert topic.append(SMALL).records == 3
 
 
-def test_appends_with_their_own_fields_need_their_own_commit(place: CountedRoot) -> None:
-    topic = place.topic(1)
+def test_appends_with_their_own_fields_need_their_own_commit(counted_root: CountedRoot) -> None:
+    topic = counted_root.topic(1)
     topic.append(SMALL)
 
     def batch(number: int) -> Callable[[Topic], AppendOutcome]:
@@ -214,7 +216,7 @@ def test_appends_with_their_own_fields_need_their_own_commit(place: CountedRoot)
     def plain(topic: Topic) -> AppendOutcome:
         return topic.append(SMALL)
 
-    outcomes = while_one_is_in_flight(place, topic, [plain, plain, batch(0), batch(1), nothing, batch(0), plain])
+    outcomes = while_one_is_in_flight(counted_root, topic, [plain, plain, batch(0), batch(1), nothing, batch(0), plain])
     assert [one.version if isinstance(one, AppendOutcome) else type(one).__name__ for one in outcomes] == [
         *(3, 3, 4, 5),
         *(5, "Conflict", 6),
@@ -222,16 +224,19 @@ def test_appends_with_their_own_fields_need_their_own_commit(place: CountedRoot)
     assert topic.count().records == 3 * 7
 
 
-def test_producers_share_commits_with_each_other_and_with_appends(place: CountedRoot) -> None:
-    topic = place.topic(1)
+def test_producers_share_commits_with_each_other_and_with_appends(counted_root: CountedRoot) -> None:
+    topic = counted_root.topic(1)
     topic.append(SMALL)
-    with sparklog.producer(place.root, linger_ms=0) as one, sparklog.producer(place.root, linger_ms=0) as two:
+    with (
+        sparklog.producer(counted_root.root, linger_ms=0) as one,
+        sparklog.producer(counted_root.root, linger_ms=0) as two,
+    ):
 
         def by(producer: sparklog.Producer, value: bytes) -> Callable[[Topic], Any]:
             return lambda topic: producer.send("t", value).result(60)
 
-        outcomes = while_one_is_in_flight(place, topic, [by(one, b"1"), by(two, b"2"), of([b"3"], [0])])
-    assert place.store.by_kind["create", "commit"] == 1
+        outcomes = while_one_is_in_flight(counted_root, topic, [by(one, b"1"), by(two, b"2"), of([b"3"], [0])])
+    assert counted_root.store.by_kind["create", "commit"] == 1
     offsets = [one.base[0] if isinstance(one, AppendOutcome) else one.offset for one in outcomes]
     rows = {row["offset"]: row["value"] for row in topic.scan().to_table().to_pylist()}
     assert [rows[offset] for offset in offsets] == [b"1", b"2", b"3"]

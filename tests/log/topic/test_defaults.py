@@ -126,17 +126,17 @@ def test_an_open_handle_reads_the_defaults_again_after_five_minutes() -> None:
 
 @pytest.mark.parametrize("kind", ["memory", "bucket"])
 def test_a_writer_reads_the_defaults_once_and_a_reader_never(kind: str, tmp_path: Path) -> None:
-    place = CountedRoot(kind, tmp_path)
-    topic = place.topic(configs={})
-    place.store.reset()
-    handle = place.world.root(place.store)
+    counted_root = CountedRoot(kind, tmp_path)
+    topic = counted_root.topic(configs={})
+    counted_root.store.reset()
+    handle = counted_root.world.root(counted_root.store)
     for _ in range(3):
         handle.topic("t").append(ROWS)
-    asked = [item for item in place.store.keys if item[1].startswith(("_root/", "_defaults/"))]
+    asked = [item for item in counted_root.store.keys if item[1].startswith(("_root/", "_defaults/"))]
     assert sorted(asked) == [("get", f"_root/defaults/_log/{0:020d}.json"), ("list", "_defaults/")]
-    place.store.reset()
-    assert place.world.root(place.store).topic("t").scan().to_table().num_rows == 6
-    assert not [key for _, key in place.store.keys if key.startswith("_root/")]
+    counted_root.store.reset()
+    assert counted_root.world.root(counted_root.store).topic("t").scan().to_table().num_rows == 6
+    assert not [key for _, key in counted_root.store.keys if key.startswith("_root/")]
     assert topic.name == "t"
 
 

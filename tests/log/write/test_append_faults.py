@@ -27,9 +27,9 @@ def memory(tmp_path: Path) -> CountedRoot:
     return CountedRoot("memory", tmp_path)
 
 
-def through(place: CountedRoot, script: Script) -> Topic:
+def through(counted_root: CountedRoot, script: Script) -> Topic:
     """Return the topic as seen by a process whose store fails as this script defines."""
-    return open_root(FaultyStore(place.inner, script), env=place.world.env()).topic("t")
+    return open_root(FaultyStore(counted_root.inner, script), env=counted_root.world.env()).topic("t")
 
 
 POINTS = ("get:root", "writer:append", "write:append", "close:append", "create:commit")

@@ -28,7 +28,7 @@ from tests.support.records import by_partition, check_schema, random_rows, small
 
 
 @pytest.fixture(params=KINDS)
-def place(request: pytest.FixtureRequest, tmp_path: Path) -> CountedRoot:
+def counted_root(request: pytest.FixtureRequest, tmp_path: Path) -> CountedRoot:
     return CountedRoot(request.param, tmp_path / "root")
 
 
@@ -37,16 +37,16 @@ def memory(tmp_path: Path) -> CountedRoot:
     return CountedRoot("memory", tmp_path)
 
 
-def headers_of(place: CountedRoot, key: str) -> np.ndarray:
+def headers_of(counted_root: CountedRoot, key: str) -> np.ndarray:
     """Return the codec numbers of all batches in an append file."""
-    data = place.inner.get(key)
+    data = counted_root.inner.get(key)
     length = footer_length(data[-TRAILER_BYTES:])
     return scan_headers(data[:-length]).codec
 
 
 @pytest.mark.parametrize("codec", CODECS)
-def test_rows_are_read_as_written(place: CountedRoot, codec: str) -> None:
-    topic = place.topic(4)
+def test_rows_are_read_as_written(counted_root: CountedRoot, codec: str) -> None:
+    topic = counted_root.topic(4)
     table = random_rows(3000).append_column(
         "headers",
         pa.array(
@@ -56,7 +56,7 @@ def test_rows_are_read_as_written(place: CountedRoot, codec: str) -> None:
     )
     outcome = topic.append(table, options=WriteOptions(codec=codec, batch_bytes=20_000))
     assert outcome.records == 3000
-    read = place.reopened().scan().to_table()
+    read = counted_root.reopened().scan().to_table()
     check_schema(read, COLUMNS)
     written = {row["value"]: row for row in table.to_pylist()}
     for row in read.to_pylist():
@@ -64,11 +64,11 @@ def test_rows_are_read_as_written(place: CountedRoot, codec: str) -> None:
         assert row["topic"] == "t"
         assert row["timestampType"] == 0
     assert not written
-    assert set(headers_of(place, place.append_files()[0]).tolist()) == {CODECS.index(codec)}
+    assert set(headers_of(counted_root, counted_root.append_files()[0]).tolist()) == {CODECS.index(codec)}
 
 
-def test_offsets_are_dense_and_order_is_kept_within_a_partition(place: CountedRoot) -> None:
-    topic = place.topic(5)
+def test_offsets_are_dense_and_order_is_kept_within_a_partition(counted_root: CountedRoot) -> None:
+    topic = counted_root.topic(5)
     for first in range(0, 4000, 1000):
         topic.append(random_rows(1000, first=first, seed=first), options=small(buffer_bytes=9_000))
     read = topic.scan().to_table()
@@ -81,11 +81,11 @@ def test_offsets_are_dense_and_order_is_kept_within_a_partition(place: CountedRo
 
 
 @pytest.mark.usefixtures("records_in_files")
-def test_one_file_per_task_with_a_slice_per_flush_and_partition(place: CountedRoot) -> None:
-    topic = place.topic(3)
+def test_one_file_per_task_with_a_slice_per_flush_and_partition(counted_root: CountedRoot) -> None:
+    topic = counted_root.topic(3)
     topic.append(random_rows(2000), options=small(buffer_bytes=30_000, batch_bytes=4_000))
-    (key,) = place.append_files()
-    data = place.inner.get(key)
+    (key,) = counted_root.append_files()
+    data = counted_root.inner.get(key)
     footer = decode_footer(data[-footer_length(data[-TRAILER_BYTES:]) :], file_size=len(data))
     flushes = len(footer.slices) // 3
     assert flushes >= 3
@@ -98,28 +98,28 @@ def test_one_file_per_task_with_a_slice_per_flush_and_partition(place: CountedRo
         assert int(headers.max_timestamp.max()) == entry.max_ts
 
 
-def test_files_end_at_their_size_limit(place: CountedRoot) -> None:
-    topic = place.topic(2)
+def test_files_end_at_their_size_limit(counted_root: CountedRoot) -> None:
+    topic = counted_root.topic(2)
     outcome = topic.append(random_rows(4000), options=small(buffer_bytes=20_000, file_bytes=60_000))
-    files = place.append_files()
+    files = counted_root.append_files()
     assert len(files) >= 4
-    assert all(info.size < 62_000 for info in place.inner.list("t/append/"))
+    assert all(info.size < 62_000 for info in counted_root.inner.list("t/append/"))
     assert outcome.records == topic.scan(columns=["offset"]).to_table().num_rows == 4000
     for values in by_partition(topic.scan().to_table()).values():
         assert values == sorted(values)
 
 
 @pytest.mark.usefixtures("records_in_files")
-def test_a_micro_batch_creates_one_object_per_task_and_one_commit(place: CountedRoot) -> None:
-    topic = place.topic(16)
-    view = RootView(place.root)
+def test_a_micro_batch_creates_one_object_per_task_and_one_commit(counted_root: CountedRoot) -> None:
+    topic = counted_root.topic(16)
+    view = RootView(counted_root.root)
 
     def micro_batch(number: int) -> None:
         """Write a batch of a running query, like driver and tasks."""
         target = topic.log.append_target()
         files: list[FileSlices] = []
         for task in range(2):
-            writer = AppendWriter(target, env=place.world.env(), seed=sticky_seed(number, task))
+            writer = AppendWriter(target, env=counted_root.world.env(), seed=sticky_seed(number, task))
             writer.write(random_rows(500, first=task * 500, seed=task).combine_chunks().to_batches()[0])
             files += writer.finish()
         key = WriterKey(id="query", batch=number, run="r", mode="stream")
@@ -128,29 +128,29 @@ def test_a_micro_batch_creates_one_object_per_task_and_one_commit(place: Counted
     micro_batch(0)
     view.refresh(["t"])
     for number in (1, 2):
-        place.store.reset()
+        counted_root.store.reset()
         micro_batch(number)
         # Reads: one request before planning. Each task checks that its root is the driver's, and so does the commit,
         # which also checks that the previous commit still exists.
-        place.store.expect_at_most(writer=2, create=1, get_commit=2, get_root=3, now_ms=1)
-        assert place.store.by_kind["get", "commit"] == 2
-    place.store.reset()
+        counted_root.store.expect_at_most(writer=2, create=1, get_commit=2, get_root=3, now_ms=1)
+        assert counted_root.store.by_kind["get", "commit"] == 2
+    counted_root.store.reset()
     view.refresh(["t"])
     parts = view.plan([OffsetRange("t", p, 0, b.log_end) for p, b in view.bounds("t").items()], READ_COMMITTED)
     assert sum(batch.num_rows for batch in read_parts(parts, ["value"])) == 3000
     # One request for the state, and one read per append file.
-    assert place.store.by_kind["get", "append"] == 6
-    place.store.expect(get=6 + 1)
+    assert counted_root.store.by_kind["get", "append"] == 6
+    counted_root.store.expect(get=6 + 1)
 
 
-def test_an_append_without_rows_creates_no_file_and_no_commit(place: CountedRoot) -> None:
-    topic = place.topic(2)
+def test_an_append_without_rows_creates_no_file_and_no_commit(counted_root: CountedRoot) -> None:
+    topic = counted_root.topic(2)
     before = topic.log.state().version
     empty = random_rows(1).slice(0, 0)
     outcome = topic.append(empty)
     assert outcome.records == 0
     assert topic.append([]).records == 0
-    assert place.append_files() == []
+    assert counted_root.append_files() == []
     assert topic.log.state().version == before
 
 
@@ -270,18 +270,18 @@ def test_timestamps_at_the_limits_are_accepted(memory: CountedRoot) -> None:
     assert topic.scan().to_table().num_rows == 2
 
 
-def test_log_append_time_is_the_commit_time(place: CountedRoot) -> None:
-    topic = place.topic(2, {"message.timestamp.type": "LogAppendTime"})
+def test_log_append_time_is_the_commit_time(counted_root: CountedRoot) -> None:
+    topic = counted_root.topic(2, {"message.timestamp.type": "LogAppendTime"})
     target = topic.log.append_target()
-    writer = AppendWriter(target, env=place.world.env(), seed=3)
+    writer = AppendWriter(target, env=counted_root.world.env(), seed=3)
     # Any record timestamp is accepted, because the commit time is used.
     writer.write(pa.record_batch({"value": ["a", "b"], "timestamp": [5, START_MS + 10**9]}))
     files = writer.finish()
     assert files[0].flags == (SliceFlag.HAS_NULL_KEYS | SliceFlag.LOG_APPEND_TIME,)
-    place.world.now_ms += 1234
+    counted_root.world.now_ms += 1234
     topic.log.commit_append(files, target)
     read = topic.scan(columns=["timestamp", "timestampType"]).to_table()
-    assert read["timestamp"].cast(pa.int64()).to_pylist() == [place.world.now_ms] * 2
+    assert read["timestamp"].cast(pa.int64()).to_pylist() == [counted_root.world.now_ms] * 2
     assert read["timestampType"].to_pylist() == [1, 1]
 
 
@@ -349,18 +349,18 @@ def test_a_task_with_another_root_writes_nothing(tmp_path: Path, kind: str, empt
     assert elsewhere.append_files() == []
 
 
-def test_discarding_leaves_no_unfinished_file(place: CountedRoot) -> None:
-    topic = place.topic(1)
-    writer = AppendWriter(topic.log.append_target(), small(buffer_bytes=1000), place.world.env())
+def test_discarding_leaves_no_unfinished_file(counted_root: CountedRoot) -> None:
+    topic = counted_root.topic(1)
+    writer = AppendWriter(topic.log.append_target(), small(buffer_bytes=1000), counted_root.world.env())
     for batch in random_rows(200).to_batches(max_chunksize=20):
         writer.write(batch)
     writer.discard()
-    assert place.append_files() == []
+    assert counted_root.append_files() == []
     assert topic.scan().to_table().num_rows == 0
 
 
-def test_an_error_in_the_middle_publishes_nothing(place: CountedRoot) -> None:
-    topic = place.topic(1)
+def test_an_error_in_the_middle_publishes_nothing(counted_root: CountedRoot) -> None:
+    topic = counted_root.topic(1)
 
     def batches() -> object:
         yield random_rows(100)
@@ -369,7 +369,7 @@ def test_an_error_in_the_middle_publishes_nothing(place: CountedRoot) -> None:
     with pytest.raises(SparklogError, match="value to be binary"):
         topic.append(batches(), options=small(buffer_bytes=500))  # type: ignore[arg-type]
     assert topic.scan().to_table().num_rows == 0
-    assert place.append_files() == []
+    assert counted_root.append_files() == []
 
 
 def test_a_huge_batch_is_split_into_buffers(memory: CountedRoot) -> None:

@@ -351,7 +351,7 @@ class InterleavedRun(Run):
         spawn("appender", appender, source.choice([0, 0, 2]))
         spawn("retainer", retainer, source.randint(0, 2))
 
-    def judge(self) -> None:
+    def check_result(self) -> None:
         finish(self)
 
 

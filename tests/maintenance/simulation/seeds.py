@@ -149,7 +149,7 @@ class MaintenanceRun(Run):
             self.recreating = True
             spawn("recreator", recreator, source.randint(1, 2))
 
-    def judge(self) -> None:
+    def check_result(self) -> None:
         self.count("commits", self.model.commits)
         if self.model.knows_newest:
             finish(self)

@@ -133,7 +133,7 @@ class Week:
                 self.world.now_ms = turn_ms
                 self.renew(turn - 1)
                 for job in BEGIN:
-                    self.judge(job, turn - 1)
+                    self.check_result(job, turn - 1)
             self.topic.append(pa.table({"value": [b"x"], "timestamp": [self.world.now_ms]}))
             for job, minutes in BEGIN.items():
                 self.world.now_ms = turn_ms + minutes
@@ -142,7 +142,7 @@ class Week:
             for job, minutes in BEGIN.items():
                 self.world.now_ms = turn_ms + minutes + WITHIN_MS
                 self.renew(turn)
-                self.judge(job, turn)
+                self.check_result(job, turn)
 
     def trouble_of(self, job: str, turn: int) -> str | None:
         return next((item.kind for item in self.troubles if item.job == job and item.first <= turn < item.until), None)
@@ -156,7 +156,7 @@ class Week:
         else:
             self.cron.hanging = None
 
-    def judge(self, job: str, turn: int) -> None:
+    def check_result(self, job: str, turn: int) -> None:
         """Check that a failure has been reported 59 minutes after the run, and that a job which works has not."""
         findings = [check for check in check_jobs(self.root) if check.status != OK]
         doctor = {check.check for check in findings}

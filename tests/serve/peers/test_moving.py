@@ -89,8 +89,8 @@ def test_topics_and_groups_move_to_a_server_and_back(tmp_path: Path) -> None:
         before = sparklog.Groups(root).group("billing").committed()
         command(*reset, "--from-file", offsets, "--execute")
         after = sparklog.Groups(root).group("billing").committed()
-        assert {place: each.offset for place, each in after.items()} == {
-            place: each.offset for place, each in before.items()
+        assert {topic_partition: each.offset for topic_partition, each in after.items()} == {
+            topic_partition: each.offset for topic_partition, each in before.items()
         }
         with served(root, writable=True) as server:
             read += consume(server.address, "billing", 35)

@@ -35,7 +35,7 @@ def no_faults(call: object) -> None:
 
 @dataclass
 class SimulatedRun:
-    """A run of one seed. Subclasses create `world`, spawn actors in `draw`, and check the outcome in `judge`."""
+    """A run of one seed. Subclasses create `world`, spawn actors in `draw`, and check the outcome in `check_result`."""
 
     seed: int
     profile: str | None = None
@@ -79,13 +79,13 @@ class SimulatedRun:
         """Return the limits of the run's stores that differ from the defaults."""
         return {}
 
-    def judge(self) -> None:
+    def check_result(self) -> None:
         """Check the final state."""
 
     # -- running
 
     def play(self) -> None:
-        """Run all actors to their end and judge the outcome. Raises the first failure."""
+        """Run all actors to their end, and check the outcome. Raises the first failure."""
         inline: AbstractContextManager[Any] = nullcontext()
         if self.inline is not None:
             inline = mock.patch.object(TopicConfigs, "inline_records_bytes", self.inline)
@@ -95,7 +95,7 @@ class SimulatedRun:
             if self.losses is not None:
                 self.counters["lost"] = len(self.losses.lost)
                 self.losses.put_back()
-            self.judge()
+            self.check_result()
 
     def count(self, what: str, times: int = 1) -> None:
         self.counters[what] += times

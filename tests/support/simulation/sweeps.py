@@ -134,7 +134,7 @@ class Simulation(Generic[R]):
         assert first.world.store.snapshot() == second.world.store.snapshot()
 
     def assert_fails(self, rule: BrokenRule, patch: Patch) -> None:
-        """Break a rule and check that a seed fails: by a judge, an assertion or an error of the code.
+        """Break a rule and check that a seed fails: by `check_result`, an assertion or an error of the code.
 
         Any other exception comes from a broken variant that no longer fits the code.
         """

@@ -65,11 +65,11 @@ class RestoringWorld(BackupWorld):
 
     def __init__(self) -> None:
         super().__init__()
-        self.place = self.another("place")
+        self.repository = self.another("place")
         self.restored = 0
 
     def back_up(self, **more: object) -> Manifest:
-        return back_up(self.root(), self.place, at_once=1, **more)  # type: ignore[arg-type]
+        return back_up(self.root(), self.repository, at_once=1, **more)  # type: ignore[arg-type]
 
     def restore(self, source: MemoryStore | None = None, wanted: RestorePoint | None = None, **more: object) -> Root:
         self.restored += 1
@@ -80,7 +80,7 @@ class RestoringWorld(BackupWorld):
     def restore_into(
         self, source: MemoryStore | None, target: MemoryStore, wanted: RestorePoint | None = None, **more: object
     ) -> Restored:
-        source = self.place if source is None else source
+        source = self.repository if source is None else source
         return restore(source, target, wanted, at_once=1, env=self.env(), **more)  # type: ignore[arg-type]
 
     def fill(self, name: str = "a", appends: int = 5, configs: dict[str, str] | None = None) -> None:

@@ -87,21 +87,21 @@ def test_damaged_journals_of_other_topics_are_skipped_and_reported(world: Restor
     ]
     assert [key in item.damage for key, item in zip(keys, manifest.left_out, strict=True)] == [True, True]
     assert manifest.only == ("a",)
-    assert plan_backup(world.root(), world.place, topics=["a"]).left_out == manifest.left_out
-    assert plan_restore(world.place, env=world.env()).left_out == manifest.left_out
+    assert plan_backup(world.root(), world.repository, topics=["a"]).left_out == manifest.left_out
+    assert plan_restore(world.repository, env=world.env()).left_out == manifest.left_out
     check_restored(world, world.restore())
 
 
 def test_backup_of_all_topics_rejects_damaged_journals(world: RestoringWorld) -> None:
     world.back_up()
-    before = world.place.snapshot()
+    before = world.repository.snapshot()
     for key in reversed(damaged(world)):
-        for attempt in (world.back_up, lambda: plan_backup(world.root(), world.place)):
+        for attempt in (world.back_up, lambda: plan_backup(world.root(), world.repository)):
             with pytest.raises(Corrupt, match=key):
                 attempt()
-        assert world.place.snapshot() == before
+        assert world.repository.snapshot() == before
         # From here on, the other object is damaged.
-        world.store.replace(key, world.place.get(key))
+        world.store.replace(key, world.repository.get(key))
     assert world.back_up().left_out == ()
 
 
@@ -126,10 +126,12 @@ def test_damaged_older_entry(world: RestoringWorld) -> None:
         for number in (0, 1):
             world.store.restore(whole)
             flip(world.store, commit_key(prefix, number))
-            place = world.another(f"place-{number}")
-            assert [item.folder for item in back_up(world.root(), place, topics=["a"], at_once=1).left_out] == [prefix]
+            repository = world.another(f"place-{number}")
+            assert [item.folder for item in back_up(world.root(), repository, topics=["a"], at_once=1).left_out] == [
+                prefix
+            ]
             left = {"readers of a", GROUP} - ({GROUP} if prefix == groups_prefix(GROUP) else set())
-            assert set(Groups(world.restore(place)).names()) == left
+            assert set(Groups(world.restore(repository)).names()) == left
             with pytest.raises(Corrupt, match=commit_key(prefix, number)):
                 back_up(world.root(), world.another("other"), topics=["z"], at_once=1)
 
@@ -189,7 +191,7 @@ def test_journal_that_concerns_a_selected_topic_is_not_skipped(
         damage()
         with pytest.raises(Corrupt, match=f"the journal cannot be skipped, because .*{key}"):
             world.back_up(topics=["a"])
-    assert not list(world.place.list("_backups/0"))
+    assert not list(world.repository.list("_backups/0"))
 
 
 def test_pending_offsets_of_a_skipped_id_are_removed(world: RestoringWorld) -> None:

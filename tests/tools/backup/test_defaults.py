@@ -22,17 +22,17 @@ def world() -> World:
 
 
 def test_defaults_are_backed_up_and_restored(world: World) -> None:
-    place = MemoryStore(world.clock)
-    back_up(world.root(), place)
-    assert open_root(place, env=world.env()).defaults().number == -1
+    repository = MemoryStore(world.clock)
+    back_up(world.root(), repository)
+    assert open_root(repository, env=world.env()).defaults().number == -1
     for hours in (1, 2, 3):
         world.root().alter_defaults({"log.retention.hours": hours})
-        back_up(world.root(), place)
+        back_up(world.root(), repository)
     world.root().alter_defaults({"log.retention.hours": 4})
-    prune(place, keep=1, env=world.env())
-    assert open_root(place, env=world.env()).defaults().configs == {"log.retention.hours": "3"}
+    prune(repository, keep=1, env=world.env())
+    assert open_root(repository, env=world.env()).defaults().configs == {"log.retention.hours": "3"}
     target = MemoryStore(world.clock)
-    restore(place, target, env=world.env())
+    restore(repository, target, env=world.env())
     restored = open_root(target, env=world.env())
     assert restored.defaults().configs == {"log.retention.hours": "3"}
     restored.alter_defaults({"num.partitions": 2})

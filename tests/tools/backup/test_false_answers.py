@@ -33,14 +33,14 @@ def test_backups_and_restores_are_complete_despite_false_responses(kind: FaultKi
     world.fill("a")
     world.fill("b", appends=2)
     world.compact("a")
-    place = FaultyStore(world.place, FirstAnswers(kind), world.sleep)
-    assert back_up(world.root(), place, at_once=1).number == 1
+    repository = FaultyStore(world.repository, FirstAnswers(kind), world.sleep)
+    assert back_up(world.root(), repository, at_once=1).number == 1
     assert contents(world.restore()) == contents(world.root())
     world.fill("c", appends=1)
-    assert back_up(world.root(), place, at_once=1).number == 2
-    assert prune(place, keep=1, env=world.env()).dropped == (1,)
+    assert back_up(world.root(), repository, at_once=1).number == 2
+    assert prune(repository, keep=1, env=world.env()).dropped == (1,)
     target = world.another("target")
-    restore(world.place, FaultyStore(target, FirstAnswers(kind), world.sleep), at_once=1, env=world.env())
+    restore(world.repository, FaultyStore(target, FirstAnswers(kind), world.sleep), at_once=1, env=world.env())
     assert contents(world.root(target)) == contents(world.root())
 
 
@@ -49,8 +49,8 @@ def test_number_abandoned_by_a_prune_remains_abandoned() -> None:
     world = RestoringWorld()
     world.fill(appends=1)
     world.back_up()
-    assert claim_number(world.place, 2, "a run that is slow", world.env())
-    prune(FaultyStore(world.place, FirstAnswers(FaultKind.FALSE_EXISTS), world.sleep), keep=1, env=world.env())
-    assert world.place.stat(claim_key(2)) is None
-    assert b"givenUpMs" in world.place.get(backup_key(2))
-    assert [item.number for item in Repository.open(world.place).manifests()] == [1]
+    assert claim_number(world.repository, 2, "a run that is slow", world.env())
+    prune(FaultyStore(world.repository, FirstAnswers(FaultKind.FALSE_EXISTS), world.sleep), keep=1, env=world.env())
+    assert world.repository.stat(claim_key(2)) is None
+    assert b"givenUpMs" in world.repository.get(backup_key(2))
+    assert [item.number for item in Repository.open(world.repository).manifests()] == [1]

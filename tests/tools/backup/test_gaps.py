@@ -34,9 +34,9 @@ def test_backup_of_a_root_with_a_gap_reports_it(prefix: str) -> None:
 @pytest.mark.parametrize("prefix", ["a", "_groups/g"])
 def test_restore_reports_a_missing_object_of_the_repository(prefix: str) -> None:
     world = written()
-    place = world.another("place")
-    back_up(world.root(), place)
-    numbers = [info.key for info in place.list(f"{prefix}/_log/0")]
-    place.delete(numbers[-1])
+    repository = world.another("place")
+    back_up(world.root(), repository)
+    numbers = [info.key for info in repository.list(f"{prefix}/_log/0")]
+    repository.delete(numbers[-1])
     with pytest.raises(SparklogError, match=rf"{numbers[-1]}|entry 5 of .g. is missing"):
-        restore(place, world.another("restored"), env=world.env())
+        restore(repository, world.another("restored"), env=world.env())

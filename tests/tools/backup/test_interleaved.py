@@ -40,7 +40,7 @@ class Story:
 
     def __init__(self) -> None:
         self.world = BackupWorld()
-        self.place = self.world.another("place")
+        self.repository = self.world.another("place")
         self.moved = 0
         self.quiet = False
         root = self.world.root()
@@ -117,12 +117,12 @@ class Story:
     def back_up(self, decide: Callable[[Call], Fault | None] = lambda call: None) -> Root:
         """Back up, and restore the backup."""
         source = FaultyStore(self.world.store, decide)
-        back_up(self.world.root(source), FaultyStore(self.place, decide), at_once=1)
+        back_up(self.world.root(source), FaultyStore(self.repository, decide), at_once=1)
         return self.restored()
 
     def restored(self, wanted: RestorePoint | None = None) -> Root:
         target = self.world.another("restored")
-        restore(self.place, target, wanted, at_once=1, env=self.world.env())
+        restore(self.repository, target, wanted, at_once=1, env=self.world.env())
         return self.world.root(target)
 
     def check(self, root: Root, least: int) -> None:
@@ -233,7 +233,7 @@ def killed(step: int, start: int = 0) -> int:
         story = begun()
         with contextlib.suppress(Crash):
             story.back_up(dying(number))
-        finished = [info.key for info in story.place.list("_backups/0")]
+        finished = [info.key for info in story.repository.list("_backups/0")]
         if finished:
             # The process crashed while it released its leases.
             assert contents(story.restored()) == contents(story.world.root())
@@ -265,7 +265,7 @@ def test_restore_killed_at_any_request_can_be_repeated(step: int) -> None:
     right = contents(story.world.root())
 
     def attempt(target: MemoryStore, decide: Callable[[Call], Fault | None]) -> None:
-        restore(FaultyStore(story.place, decide), FaultyStore(target, decide), at_once=1, env=story.world.env())
+        restore(FaultyStore(story.repository, decide), FaultyStore(target, decide), at_once=1, env=story.world.env())
 
     total = requests(lambda decide: attempt(story.world.another("count"), decide))
     for number in range(0, total, step):

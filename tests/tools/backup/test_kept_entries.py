@@ -23,7 +23,7 @@ def _few_entries_between_copies() -> Iterator[None]:
 
 
 def offsets(root: object, group: str = "g") -> dict[tuple[str, int], int]:
-    return {place: item.offset for place, item in Groups(root).group(group).committed().items()}  # type: ignore[arg-type]
+    return {topic_partition: item.offset for topic_partition, item in Groups(root).group(group).committed().items()}  # type: ignore[arg-type]
 
 
 def busy(world: RestoringWorld) -> list[tuple[int, int]]:

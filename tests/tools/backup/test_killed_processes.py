@@ -37,10 +37,10 @@ TURNS = 200
 """The maximum number of appends of a writer, which bounds the records to compare if backups are slow."""
 
 
-def writer(place: Path, number: int, over: threading.Event, failed: list[BaseException]) -> None:
+def writer(directory: Path, number: int, over: threading.Event, failed: list[BaseException]) -> None:
     """Append odd numbers, and write other values to both topics in a transaction; commit group offsets."""
     try:
-        root = open_root(LocalStore(place, durable=False))
+        root = open_root(LocalStore(directory, durable=False))
         i = 0
         while not over.is_set() and i < TURNS:
             i += 1
@@ -61,10 +61,10 @@ def writer(place: Path, number: int, over: threading.Event, failed: list[BaseExc
         failed.append(error)
 
 
-def keeper(place: Path, over: threading.Event, failed: list[BaseException]) -> None:
+def keeper(directory: Path, over: threading.Event, failed: list[BaseException]) -> None:
     """Merge, seal and vacuum with a clock hours ahead, so that files are deleted while they are copied."""
     try:
-        root = open_root(LocalStore(place, durable=False))
+        root = open_root(LocalStore(directory, durable=False))
         while not over.is_set():
             for name in TOPICS:
                 compact_topic(
@@ -80,14 +80,14 @@ def values(root: Root, name: str) -> list[bytes]:
     return sorted(value for part in root.topic(name).scan(columns=("value",)) for value in part.column(0).to_pylist())
 
 
-def backup_process(source: Path, place: Path) -> subprocess.Popen[bytes]:
-    command = [sys.executable, "-m", "sparklog", "backup", "--root", str(source), "--to", str(place)]
+def backup_process(source: Path, directory: Path) -> subprocess.Popen[bytes]:
+    command = [sys.executable, "-m", "sparklog", "backup", "--root", str(source), "--to", str(directory)]
     return subprocess.Popen(command, cwd=REPOSITORY, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
 
 
-def marks(place: Path) -> set[str]:
+def marks(directory: Path) -> set[str]:
     """Return the marks of running and killed runs."""
-    return {path.name for path in (place / "_backups" / "running").glob("*")}
+    return {path.name for path in (directory / "_backups" / "running").glob("*")}
 
 
 def check(restored: Path, source: Root) -> None:
@@ -110,7 +110,7 @@ def check(restored: Path, source: Root) -> None:
 @pytest.mark.parametrize("seed", [1, 2, 3])
 def test_killed_backup_is_repeated_with_four_concurrent_writers(tmp_path: Path, seed: int) -> None:
     chances = random.Random(seed)
-    source, place = tmp_path / "source", tmp_path / "place"
+    source, directory = tmp_path / "source", tmp_path / "place"
     root = sparklog.open(source, create=True)
     for name in TOPICS:
         root.create_topic(name, configs={"file.delete.delay.ms": 3_600_000})
@@ -126,15 +126,15 @@ def test_killed_backup_is_repeated_with_four_concurrent_writers(tmp_path: Path, 
         thread.start()
     try:
         for _ in range(4):
-            before = marks(place)
-            process = backup_process(source, place)
+            before = marks(directory)
+            process = backup_process(source, directory)
             # Imports take most of the life of a process on a slow machine, so wait until it starts to work.
-            while process.poll() is None and marks(place) <= before:
+            while process.poll() is None and marks(directory) <= before:
                 time.sleep(0.002)
             time.sleep(chances.uniform(0, 1))
             process.kill()
             process.communicate()
-        process = backup_process(source, place)
+        process = backup_process(source, directory)
         _, said = process.communicate(timeout=400)
         assert process.returncode == 0, said
     finally:
@@ -143,13 +143,13 @@ def test_killed_backup_is_repeated_with_four_concurrent_writers(tmp_path: Path, 
             thread.join()
     assert not failed
     source_now = sparklog.open(source)
-    for manifest in Repository.open(LocalStore(place)).manifests():
+    for manifest in Repository.open(LocalStore(directory)).manifests():
         target = tmp_path / f"restored-{manifest.number}"
-        restore(LocalStore(place), LocalStore(target), RestorePoint(number=manifest.number))
+        restore(LocalStore(directory), LocalStore(target), RestorePoint(number=manifest.number))
         check(target, source_now)
-    process = backup_process(source, place)
+    process = backup_process(source, directory)
     _, said = process.communicate(timeout=400)
     assert process.returncode == 0, said
-    restore(LocalStore(place), LocalStore(tmp_path / "last"))
+    restore(LocalStore(directory), LocalStore(tmp_path / "last"))
     for name in TOPICS:
         assert values(sparklog.open(tmp_path / "last"), name) == values(source_now, name)

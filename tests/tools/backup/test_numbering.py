@@ -31,11 +31,11 @@ def before(store: Store, verb: str, key: str, act: Callable[[], object]) -> Faul
 
 def versions(world: RestoringWorld) -> dict[int, int]:
     """Return the version of topic a in each backup, by backup number."""
-    return {each.number: each.topics[0].version for each in Repository.open(world.place).manifests()}
+    return {each.number: each.topics[0].version for each in Repository.open(world.repository).manifests()}
 
 
 def begun(world: RestoringWorld) -> list[str]:
-    return [info.key for info in world.place.list("_backups/begun/")]
+    return [info.key for info in world.repository.list("_backups/begun/")]
 
 
 def test_backups_are_numbered_in_the_order_of_their_cuts() -> None:
@@ -47,14 +47,14 @@ def test_backups_are_numbered_in_the_order_of_their_cuts() -> None:
         world.topic("a").append(batch([b"newer"], keys=[b"n"]))
         newer.append(world.back_up().number)
 
-    older = back_up(world.root(), before(world.place, "create", backup_key(1), begin_and_end_another), at_once=1)
+    older = back_up(world.root(), before(world.repository, "create", backup_key(1), begin_and_end_another), at_once=1)
     assert (older.number, newer) == (1, [2])
     found = versions(world)
     assert found[1] < found[2]
     assert begun(world) == []
     values = [row[1] for row in contents(world.restore())["a"].values()]
     assert b"newer" in values
-    assert prune(world.place, keep=1, env=world.env()).kept == (2,)
+    assert prune(world.repository, keep=1, env=world.env()).kept == (2,)
     assert contents(world.restore())["a"]
 
 
@@ -68,11 +68,11 @@ def test_overtaken_cut_is_taken_again() -> None:
         world.back_up()
         world.topic("a").append(batch([b"newest"], keys=[b"n"]))
 
-    later = back_up(world.root(), before(world.place, "create", claim_key(1), another), at_once=1)
+    later = back_up(world.root(), before(world.repository, "create", claim_key(1), another), at_once=1)
     assert later.number == 2
     found = versions(world)
     assert found[1] < found[2]
-    first, second = Repository.open(world.place).manifests()
+    first, second = Repository.open(world.repository).manifests()
     assert first.started_ms <= second.started_ms
     assert not any(world.topic("a").log.state().holds)
 
@@ -83,11 +83,11 @@ def test_backup_fails_after_too_many_overtaken_cuts() -> None:
 
     def overtaken(call: Call) -> Fault | None:
         if call.verb == "create" and call.key.startswith("_backups/begun/"):
-            world.place.create(call.key, b"another's")
+            world.repository.create(call.key, b"another's")
         return None
 
     with pytest.raises(Conflict, match=r"concurrent backups to .* claimed all numbers"):
-        back_up(world.root(), FaultyStore(world.place, overtaken), at_once=1)
+        back_up(world.root(), FaultyStore(world.repository, overtaken), at_once=1)
     assert versions(world) == {}
 
 
@@ -101,12 +101,12 @@ def test_backup_paused_until_a_prune_is_not_published(keep: int) -> None:
 
     def stand_still() -> None:
         world.now_ms += 7 * HOUR_MS
-        assert prune(world.place, keep=keep, env=world.env()).objects > 0
+        assert prune(world.repository, keep=keep, env=world.env()).objects > 0
 
     with pytest.raises(
         Conflict, match=r"was paused for too long, and a prune has abandoned backup 2 .*; run the backup again"
     ):
-        back_up(world.root(), before(world.place, "create", backup_key(2), stand_still), at_once=1)
+        back_up(world.root(), before(world.repository, "create", backup_key(2), stand_still), at_once=1)
     assert sorted(versions(world)) == [1]
     with pytest.raises(NotFound, match=r"backup 2 does not exist in .*; existing backups: 1"):
         world.restore(wanted=RestorePoint(number=2))
@@ -114,7 +114,7 @@ def test_backup_paused_until_a_prune_is_not_published(keep: int) -> None:
     assert begun(world) == []
     assert world.back_up().number == 3
     assert contents(world.restore())["a"] == contents(world.root())["a"]
-    assert prune(world.place, keep=1, env=world.env()).kept == (3,)
+    assert prune(world.repository, keep=1, env=world.env()).kept == (3,)
 
 
 def test_delayed_manifest_after_a_prune_is_rejected() -> None:
@@ -134,10 +134,10 @@ def test_delayed_manifest_after_a_prune_is_rejected() -> None:
             return super().create(key, data)
 
     with pytest.raises(Unavailable):
-        back_up(world.root(), Late(world.place, lambda call: None), at_once=1)
+        back_up(world.root(), Late(world.repository, lambda call: None), at_once=1)
     assert begun(world) == [claim_key(2)]
-    assert prune(world.place, keep=5, env=world.env()).objects > 0
-    assert world.place.create(*held[0]) is False
+    assert prune(world.repository, keep=5, env=world.env()).objects > 0
+    assert world.repository.create(*held[0]) is False
     assert sorted(versions(world)) == [1]
 
 
@@ -146,17 +146,19 @@ def test_number_of_a_killed_backup_is_never_reused() -> None:
     world.fill(appends=1)
     world.back_up()
     world.topic("a").append(batch([b"x"], keys=[b"x"]))
-    source, place = world.store.snapshot(), world.place.snapshot()
-    counted = FaultyStore(world.place, lambda call: None)
+    source, repository = world.store.snapshot(), world.repository.snapshot()
+    counted = FaultyStore(world.repository, lambda call: None)
     back_up(world.root(), counted, at_once=1)
     for number in range(sum(counted.calls.values())):
         world.store.restore(source)
-        world.place.restore(place)
+        world.repository.restore(repository)
         with pytest.raises(Crash):
-            back_up(world.root(), FaultyStore(world.place, Dying(lambda call, at=number: call.number >= at)), at_once=1)
-        taken = latest_number(world.place)
+            back_up(
+                world.root(), FaultyStore(world.repository, Dying(lambda call, at=number: call.number >= at)), at_once=1
+            )
+        taken = latest_number(world.repository)
         world.now_ms += DAY_MS
-        prune(world.place, keep=5, env=world.env())
+        prune(world.repository, keep=5, env=world.env())
         assert begun(world) == []
         assert world.back_up().number == taken + 1
         assert contents(world.restore())["a"] == contents(world.root())["a"]
@@ -166,8 +168,8 @@ def test_number_is_claimed_once_despite_lost_responses() -> None:
     world = RestoringWorld()
     world.fill(appends=1)
     world.back_up()
-    assert claim_number(world.place, 2, "one", world.env())
-    assert claim_number(world.place, 2, "one", world.env())
-    assert not claim_number(world.place, 2, "two", world.env())
-    assert not claim_number(world.place, 1, "two", world.env())
+    assert claim_number(world.repository, 2, "one", world.env())
+    assert claim_number(world.repository, 2, "one", world.env())
+    assert not claim_number(world.repository, 2, "two", world.env())
+    assert not claim_number(world.repository, 1, "two", world.env())
     assert world.back_up().number == 3

@@ -35,16 +35,18 @@ def five_days(world: RestoringWorld) -> list[Rows]:
 def test_kept_backups_remain_complete() -> None:
     world = RestoringWorld()
     rows = five_days(world)
-    before = len(list(world.place.list("")))
-    found = prune(world.place, keep=2, env=world.env())
+    before = len(list(world.repository.list("")))
+    found = prune(world.repository, keep=2, env=world.env())
     assert (found.kept, found.dropped) == ((4, 5), (1, 2, 3))
-    assert len(list(world.place.list(""))) == before - found.objects
+    assert len(list(world.repository.list(""))) == before - found.objects
     for number in (4, 5):
         assert contents(world.restore(wanted=RestorePoint(number=number)))["a"] == rows[number - 1]
     with pytest.raises(NotFound, match="existing backups: 4, 5"):
         world.restore(wanted=RestorePoint(number=3))
-    named = set().union(*(needed_keys(world.place, item) for item in Repository.open(world.place).manifests()))
-    left = {info.key for info in world.place.list("") if not info.key.startswith("_backup")}
+    named = set().union(
+        *(needed_keys(world.repository, item) for item in Repository.open(world.repository).manifests())
+    )
+    left = {info.key for info in world.repository.list("") if not info.key.startswith("_backup")}
     assert left <= named
     world.now_ms += DAY_MS
     assert world.back_up().number == 6
@@ -55,14 +57,14 @@ def test_prune_by_age_keeps_the_latest_backup() -> None:
     world = RestoringWorld()
     rows = five_days(world)
     env = world.env()
-    assert prune(world.place, keep_ms=2 * DAY_MS + HOUR_MS, dry_run=True, env=env).dropped == (1, 2)
-    assert prune(world.place, keep=1, keep_ms=2 * DAY_MS + HOUR_MS, env=env).kept == (3, 4, 5)
+    assert prune(world.repository, keep_ms=2 * DAY_MS + HOUR_MS, dry_run=True, env=env).dropped == (1, 2)
+    assert prune(world.repository, keep=1, keep_ms=2 * DAY_MS + HOUR_MS, env=env).kept == (3, 4, 5)
     world.now_ms += 100 * DAY_MS
-    assert prune(world.place, keep_ms=0, env=env).kept == (5,)
+    assert prune(world.repository, keep_ms=0, env=env).kept == (5,)
     assert contents(world.restore())["a"] == rows[-1]
     for wrong in ({}, {"keep": 0}, {"keep_ms": -1}):
         with pytest.raises(BadRequest):
-            prune(world.place, env=env, **wrong)  # type: ignore[arg-type]
+            prune(world.repository, env=env, **wrong)  # type: ignore[arg-type]
 
 
 def test_partial_backup_does_not_replace_a_full_backup() -> None:
@@ -73,11 +75,11 @@ def test_partial_backup_does_not_replace_a_full_backup() -> None:
         world.now_ms += DAY_MS
         world.back_up(topics=topics)
     env = world.env()
-    assert prune(world.place, keep=2, dry_run=True, env=env).kept == (1, 2, 4, 6, 7)
-    assert prune(world.place, keep_ms=0, env=env).kept == (2, 6, 7)
+    assert prune(world.repository, keep=2, dry_run=True, env=env).kept == (1, 2, 4, 6, 7)
+    assert prune(world.repository, keep_ms=0, env=env).kept == (2, 6, 7)
     assert list(contents(world.restore())) == ["a", "b"]
     world.back_up()
-    assert prune(world.place, keep=1, env=env).kept == (8,)
+    assert prune(world.repository, keep=1, env=env).kept == (8,)
 
 
 def test_prune_deletes_files_of_dead_runs() -> None:
@@ -87,11 +89,11 @@ def test_prune_deletes_files_of_dead_runs() -> None:
     world.topic("a").append(batch([b"x"], keys=[b"x"]))
     dead = Dying(lambda call: call.verb == "create" and call.key.startswith("_backups/0"))
     with pytest.raises(Crash):
-        back_up(world.root(), FaultyStore(world.place, dead), at_once=1)
+        back_up(world.root(), FaultyStore(world.repository, dead), at_once=1)
     with pytest.raises(Conflict, match="a backup or another prune is running"):
-        prune(world.place, keep=1, env=world.env())
+        prune(world.repository, keep=1, env=world.env())
     world.now_ms += DAY_MS + HOUR_MS
-    found = prune(world.place, keep=1, env=world.env())
+    found = prune(world.repository, keep=1, env=world.env())
     assert found.dropped == ()
     assert found.objects > 0
     assert contents(world.restore())["a"]
@@ -102,12 +104,12 @@ def test_backup_conflicts_with_a_prune() -> None:
     world.fill()
     world.back_up()
     env = world.env()
-    with Mark(Repository.open(world.place), env, PRUNE), pytest.raises(Conflict, match="a prune is running"):
+    with Mark(Repository.open(world.repository), env, PRUNE), pytest.raises(Conflict, match="a prune is running"):
         world.back_up()
-    with Mark(Repository.open(world.place), env, BACKUP) as mark:
+    with Mark(Repository.open(world.repository), env, BACKUP) as mark:
         world.back_up()
         world.now_ms += DAY_MS + HOUR_MS
-        prune(world.place, keep=1, env=env)
+        prune(world.repository, keep=1, env=env)
         with pytest.raises(Conflict, match="was paused for too long"):
             mark.check()
 
@@ -115,39 +117,41 @@ def test_backup_conflicts_with_a_prune() -> None:
 def test_prune_killed_at_any_request_leaves_complete_backups() -> None:
     world = RestoringWorld()
     rows = five_days(world)
-    full = world.place.snapshot()
-    counted = FaultyStore(world.place, lambda call: None)
+    full = world.repository.snapshot()
+    counted = FaultyStore(world.repository, lambda call: None)
     prune(counted, keep=2, env=world.env())
     for number in range(0, sum(counted.calls.values()), 7):
-        world.place.restore(full)
+        world.repository.restore(full)
         with pytest.raises(Crash):
-            prune(FaultyStore(world.place, Dying(lambda call, at=number: call.number >= at)), keep=2, env=world.env())
-        for manifest in Repository.open(world.place).manifests():
+            prune(
+                FaultyStore(world.repository, Dying(lambda call, at=number: call.number >= at)), keep=2, env=world.env()
+            )
+        for manifest in Repository.open(world.repository).manifests():
             assert (
                 contents(world.restore(wanted=RestorePoint(number=manifest.number)))["a"] == rows[manifest.number - 1]
             )
     world.now_ms += DAY_MS + HOUR_MS
-    assert prune(world.place, keep=2, env=world.env()).kept == (4, 5)
+    assert prune(world.repository, keep=2, env=world.env()).kept == (4, 5)
 
 
 def test_prune_during_a_restore() -> None:
     """At each request, the restored root is either complete, or missing with an error message."""
     world = RestoringWorld()
     rows = five_days(world)
-    full = world.place.snapshot()
-    counted = FaultyStore(world.place, lambda call: None)
+    full = world.repository.snapshot()
+    counted = FaultyStore(world.repository, lambda call: None)
     restore(counted, world.another("counted"), RestorePoint(number=1), at_once=1, env=world.env())
     outcomes = Counter[str]()
     for moment in range(0, sum(counted.calls.values()), 3):
-        world.place.restore(full)
+        world.repository.restore(full)
         target = world.another("target")
 
         def drop(call: Call, at: int = moment) -> None:
             if call.number == at:
-                prune(world.place, keep=1, env=world.env())
+                prune(world.repository, keep=1, env=world.env())
 
         try:
-            restore(FaultyStore(world.place, drop), target, RestorePoint(number=1), at_once=1, env=world.env())
+            restore(FaultyStore(world.repository, drop), target, RestorePoint(number=1), at_once=1, env=world.env())
         except NotFound as error:
             outcomes[str(error).partition(" in memory")[0].partition(" from memory")[0]] += 1
             assert ROOT_KEY not in target.snapshot()
@@ -174,6 +178,6 @@ def test_prune_keeps_other_files() -> None:
         "_probe/1/race": b"",
     }
     for key, data in kept.items():
-        world.place.create(key, data)
-    assert prune(world.place, keep=1, env=world.env()).dropped == (1, 2, 3, 4)
-    assert {key: world.place.get(key) for key in kept} == kept
+        world.repository.create(key, data)
+    assert prune(world.repository, keep=1, env=world.env()).dropped == (1, 2, 3, 4)
+    assert {key: world.repository.get(key) for key in kept} == kept

@@ -58,10 +58,10 @@ class TestTheCut:
         (damaged,) = (info.key for info in world.store.list("damaged/") if info.key.endswith(".bloom"))
         world.store.replace(damaged, b"?")
         manifest = world.back_up()
-        kept = {info.key for info in world.place.list("") if info.key.endswith(".bloom")}
-        assert kept <= needed_keys(world.place, manifest)
+        kept = {info.key for info in world.repository.list("") if info.key.endswith(".bloom")}
+        assert kept <= needed_keys(world.repository, manifest)
         copied = [each.store for each in (world.restore(), world.restore(world.store))]
-        for store in (world.place, *copied):
+        for store in (world.repository, *copied):
             filters = [info.key.split("/")[0] for info in store.list("") if info.key.endswith(".bloom")]
             assert filters == ["merged", "sealed"]
         for store in copied:
@@ -101,7 +101,7 @@ class TestTheCut:
         root = world.restore()
         root.topic("a").append(batch([b"x"], keys=[b"x"]))
         with pytest.raises(BadRequest, match="has backups of root"):
-            back_up(world.root(root.store), world.place)
+            back_up(world.root(root.store), world.repository)
         other = world.another("other")
         back_up(world.root(root.store), other, at_once=1)
         assert contents(world.restore(other)) == contents(world.root(root.store))
@@ -111,14 +111,14 @@ class TestTheCut:
         world = RestoringWorld()
         world.fill()
         first = world.back_up()
-        before = {info.key: info.modified_ms for info in world.place.list("")}
+        before = {info.key: info.modified_ms for info in world.repository.list("")}
         world.now_ms += HOUR_MS
         world.topic("a").append(batch([b"x"], keys=[b"x"]))
-        assert plan_backup(world.root(), world.place).files == 1
+        assert plan_backup(world.root(), world.repository).files == 1
         second = world.back_up()
         assert (first.number, second.number) == (1, 2)
-        assert {key for key, time in before.items() if world.place.stat(key).modified_ms != time} == set()  # type: ignore[union-attr]
-        new = {info.key for info in world.place.list("")} - before.keys()
+        assert {key for key, time in before.items() if world.repository.stat(key).modified_ms != time} == set()  # type: ignore[union-attr]
+        new = {info.key for info in world.repository.list("")} - before.keys()
         assert len([key for key in new if "/append/" in key]) == 1
         assert second.objects == len(new) - 1
 
@@ -211,7 +211,7 @@ class TestTransactionsAndGroups:
         restored = world.restore(rename={"b": "b2"})
         assert contents(restored) == {"a": before["a"], "b2": before["b"]}
         committed = Groups(restored).group("g").committed()
-        assert {place: item.offset for place, item in committed.items()} == {("a", 0): 3, ("b2", 1): 2}
+        assert {repository: item.offset for repository, item in committed.items()} == {("a", 0): 3, ("b2", 1): 2}
         world.now_ms += DAY_MS
         world.retain(restored.store)
         restored = world.root(restored.store)
@@ -305,7 +305,7 @@ class TestPointsInTime:
         Groups(world.root()).group("g").join("one").commit(read)
         wanted = RestorePoint(topics=("a",), version=version)
         world.back_up()
-        for source in (world.place, world.store):
+        for source in (world.repository, world.store):
             planned = plan_restore(source, wanted, env=world.env())
             target = world.another("target")
             said = world.restore_into(source, target, wanted)
@@ -336,7 +336,7 @@ class TestPointsInTime:
             target = world.another("target")
             with pytest.raises(Crash):
                 restore(
-                    world.place,
+                    world.repository,
                     FaultyStore(target, Dying(lambda call, at=number: call.number >= at)),
                     wanted,
                     at_once=1,
@@ -404,11 +404,11 @@ class TestRefusals:
         target = world.another("target")
         dead = FaultyStore(target, Dying(lambda call: call.verb == "create" and call.key.startswith("a/_log/")))
         with pytest.raises(Crash):
-            restore(world.place, dead, at_once=1, env=world.env())
+            restore(world.repository, dead, at_once=1, env=world.env())
         with pytest.raises(BadRequest, match="is incomplete"):
             world.root(target)
         with pytest.raises(BadRequest, match="contains backups"):
-            world.root(world.place)
+            world.root(world.repository)
         target.create(ROOT_KEY, world.store.get(ROOT_KEY))
         with pytest.raises(BadRequest, match="became another root"):
             world.restore_into(None, target)
@@ -420,7 +420,7 @@ class TestRefusals:
         world = RestoringWorld()
         world.fill()
         target = world.another("target")
-        for store in (world.place, target):
+        for store in (world.repository, target):
             store.create("_probe/1/race", b"")
         world.back_up()
         world.restore_into(None, target)
@@ -430,14 +430,14 @@ class TestRefusals:
         world = RestoringWorld()
         world.fill()
         root = open_root(LocalStore(tmp_path / "root", durable=False), create=True)
-        place = LocalStore(tmp_path / "place", durable=False)
-        back_up(world.root(), place)
+        repository = LocalStore(tmp_path / "place", durable=False)
+        back_up(world.root(), repository)
         for outer in ("root", "place"):
             inner = LocalStore(tmp_path / outer / "deep" / "inner", durable=False)
             with pytest.raises(BadRequest, match="choose another directory"):
                 back_up(world.root(), inner)
             with pytest.raises(BadRequest, match="choose another directory"):
-                restore(place, inner)
+                restore(repository, inner)
             assert not list(inner.list(""))
         assert root.topics() == []
 
@@ -452,10 +452,10 @@ class TestRefusals:
         world = RestoringWorld()
         world.fill()
         world.back_up()
-        before = world.place.snapshot()
-        found = plan_restore(world.place, env=world.env())
+        before = world.repository.snapshot()
+        found = plan_restore(world.repository, env=world.env())
         assert (found.backup, [item.topic for item in found.topics], found.files) == (1, ["a"], 5)
-        assert world.place.snapshot() == before
+        assert world.repository.snapshot() == before
 
     @pytest.mark.usefixtures("records_in_files")
     @pytest.mark.parametrize("suffix", [".slices", ".log", ".timeindex"])
@@ -473,11 +473,11 @@ class TestRefusals:
             world.store.replace(key, bytes(damaged))
             with pytest.raises(Corrupt, match=key.rsplit("/", 1)[-1].split(".")[0]):
                 world.back_up()
-        assert Repository.open(world.place).manifests() == []
+        assert Repository.open(world.repository).manifests() == []
         world.store.replace(key, data)
         world.back_up()
         assert contents(world.restore()) == contents(world.root())
-        world.place.replace(key, bytes(damaged))
+        world.repository.replace(key, bytes(damaged))
         with pytest.raises(Corrupt):
             world.restore()
 

@@ -296,7 +296,7 @@ class Trial:
             self.path(key).write_bytes(data)
         self._damage(random.Random(self.seed))
         try:
-            self._judge()
+            self._check_result()
         except Exception as error:  # noqa: BLE001 - any exception is an error of the trial
             self.wrong.append(f"raised {type(error).__name__}: {error}"[:300])
         self.seconds = time.monotonic() - begun
@@ -343,7 +343,7 @@ class Trial:
             return self.path(f"{key}.{more}")
         return self.path(f"{folder}/{int(number) + more:020d}{rest}")
 
-    def _judge(self) -> None:
+    def _check_result(self) -> None:
         changed = any(self._now(key) != data for key, data in self.objects.items())
         after = read_all(self.root)
         failed = any(isinstance(result, SparklogError) for result in after.values())

@@ -26,14 +26,14 @@ from tests.tools.repartition.repartition_world import RepartitionWorld, check_co
 
 def test_request_counts_match_the_cost_page(tmp_path: Path) -> None:
     """The counts of docs/reference/cost.md include those of the scan of a commit."""
-    place = CountedRoot("bucket", tmp_path)
-    old = place.topic(2, name="old")
+    counted_root = CountedRoot("bucket", tmp_path)
+    old = counted_root.topic(2, name="old")
     old.append({"key": ["a", "b"], "value": ["1", "2"]})
 
     def spent(groups: bool = False) -> tuple[int, int, int]:
-        place.store.reset()
-        repartition(place.root, "old", "new", partitions=3, move_groups=groups)
-        counts = place.store.counts
+        counted_root.store.reset()
+        repartition(counted_root.root, "old", "new", partitions=3, move_groups=groups)
+        counts = counted_root.store.counts
         return (
             counts["create"] + counts["writer"],
             counts["get"] + counts["stat"],
@@ -46,9 +46,9 @@ def test_request_counts_match_the_cost_page(tmp_path: Path) -> None:
     puts, gets, lists = spent()
     assert (puts, lists) == (1, 0)
     assert gets <= 8
-    Groups(place.root).group("g").alter({"old": {0: 1, 1: 1}})
+    Groups(counted_root.root).group("g").alter({"old": {0: 1, 1: 1}})
     spent(groups=True)
-    Groups(place.root).group("g").alter({"old": dict(enumerate(old.log.state().log_end.tolist()))})
+    Groups(counted_root.root).group("g").alter({"old": dict(enumerate(old.log.state().log_end.tolist()))})
     puts, gets, lists = spent(groups=True)
     assert puts == 1
     assert gets <= 15

@@ -87,7 +87,7 @@ class VerifiedRun(MaintenanceRun):
         for number in range(2):
             self.world.spawn(f"verifier-{number}", verifier(self, self.counters), start_ms=number * HOUR_MS)
 
-    def judge(self) -> None:
+    def check_result(self) -> None:
         report = verify_root(self.store, topics=[TOPIC], env=self.outsider("verify").env)
         expect(report.sound, "; ".join(map(str, report.findings)))
 

@@ -68,13 +68,13 @@ class Run(SimulatedRun):
         for name in TOPICS:
             root.create_topic(name, partitions=2)
 
-    def judge(self) -> None:
+    def check_result(self) -> None:
         """Check the end of a run: acknowledged transactions are visible once in all topics, and none is open."""
         files = (file for topic in self.ledger.files.values() for file in topic)
         self.count("in memory", sum(file.path.startswith("in memory") for file in files))
         self.world.now_ms += 10 * TIMEOUT_MS
-        judge = Actor(self.world, "judge", lambda actor: None, 0, 0)
-        root = open_root(self.world.store, env=judge.env)
+        checker = Actor(self.world, "judge", lambda actor: None, 0, 0)
+        root = open_root(self.world.store, env=checker.env)
         for name in TOPICS:
             resolve_topic(root.topic(name))
         seen = {}
@@ -86,10 +86,10 @@ class Run(SimulatedRun):
             )
             seen[name] = visible(topic.log.read_snapshot())
             expect(sorted(seen[name]) == sorted(self.ledger.visible(name)), f"{name} shows what its decisions do not")
-        self._judge_groups(root, seen)
-        from tests.transactions.simulation.followers import judge_followers
+        self._check_groups(root, seen)
+        from tests.transactions.simulation.followers import check_followers
 
-        judge_followers(self, lambda name: root.topic(name).log.read_snapshot().slices.all())
+        check_followers(self, lambda name: root.topic(name).log.read_snapshot().slices.all())
         batches: dict[tuple[str, int], int] = {}
         for attempt in self.attempts:
             shown = {name: [path in seen[name] for path in paths] for name, paths in attempt.files.items()}
@@ -110,15 +110,15 @@ class Run(SimulatedRun):
             for batch in range(newest + 1):
                 expect((query, batch) in batches, f"batch {batch} of {query} was acknowledged and is not there")
 
-    def _judge_groups(self, root: Root, seen: dict[str, list[str]]) -> None:
-        from tests.transactions.simulation.loops import judge_spans, offset_of
+    def _check_groups(self, root: Root, seen: dict[str, list[str]]) -> None:
+        from tests.transactions.simulation.loops import check_spans, offset_of
 
         for name in Groups(root).names():
             group = Groups(root).group(name)
             shown = offset_of(group.state())
             expect(not group.resolve_pending().pending, f"group {name} waits for ever: {group.log.current().pending}")
             expect(offset_of(group.state()) == shown, f"group {name} showed {shown} before it was recorded")
-        judge_spans(
+        check_spans(
             self,
             lambda name: offset_of(Groups(root).group(name).state()),
             lambda attempt: any(path in seen[name] for name, paths in attempt.files.items() for path in paths),
@@ -413,9 +413,12 @@ def reader(run: Run, decide: Decide, polls: int) -> Callable[[Actor], None]:
                 hidden[name] = set()
                 for partition, bounds in view.bounds(name).items():
                     end = bounds.last_stable
-                    place = name, partition
-                    expect(end >= stable.get(place, 0), f"the last stable offset of {place} went back to {end}")
-                    stable[place] = end
+                    topic_partition = name, partition
+                    expect(
+                        end >= stable.get(topic_partition, 0),
+                        f"the last stable offset of {topic_partition} went back to {end}",
+                    )
+                    stable[topic_partition] = end
                     paths = [
                         label(rows.path(row), int(rows.crc[row]))
                         for row in range(len(rows))
@@ -423,10 +426,10 @@ def reader(run: Run, decide: Decide, polls: int) -> Callable[[Actor], None]:
                         and rows.end[row] <= end
                         and rows.status[row] in (PLAIN, COMMITTED)
                     ]
-                    before = read.get(place, [])
-                    expect(paths[: len(before)] == before, f"{place} showed {before}, now {paths}")
-                    read[place] = paths
-                    expect(set(paths) <= committed, f"{place} shows what nobody committed")
+                    before = read.get(topic_partition, [])
+                    expect(paths[: len(before)] == before, f"{topic_partition} showed {before}, now {paths}")
+                    read[topic_partition] = paths
+                    expect(set(paths) <= committed, f"{topic_partition} shows what nobody committed")
                     shown[name] |= set(paths)
                     hidden[name] |= {
                         label(rows.path(row), int(rows.crc[row]))

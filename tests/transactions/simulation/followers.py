@@ -65,12 +65,12 @@ def follower(
                     view.refresh(topics)
                     for topic in topics:
                         for partition, bounds in view.bounds(topic).items():
-                            place = topic, partition
-                            start, end = followed.positions.get(place, 0), bounds.last_stable
+                            topic_partition = topic, partition
+                            start, end = followed.positions.get(topic_partition, 0), bounds.last_stable
                             if start < end:
                                 rows = view.snapshot(topic).slices.all()
                                 followed.got.update(shown(rows, topic, partition, start, end))
-                                followed.positions[place] = end
+                                followed.positions[topic_partition] = end
                     run.count("follower polls")
                 except (Unavailable, Corrupt, NotFound, BadRequest) as error:
                     actor.note(f"follower: {error.code} {error}")
@@ -169,7 +169,7 @@ def stored(document: Mapping[str, object]) -> dict[str, object]:
     return found
 
 
-def judge_followers(run: Run, rows_of: Callable[[str], Slices]) -> None:
+def check_followers(run: Run, rows_of: Callable[[str], Slices]) -> None:
     """Check the end of a run: each follower has read each visible slice below its positions exactly once."""
     rows = {topic: rows_of(topic) for topic in TOPICS}
     for followed in run.followed:

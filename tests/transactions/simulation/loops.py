@@ -136,7 +136,7 @@ def committed_ends(run: Run, group: str) -> set[int]:
     return {0, *(span[2] for span in spans)}
 
 
-def judge_spans(run: Run, read: Callable[[str], int], is_visible: Callable[[Attempt], bool]) -> None:
+def check_spans(run: Run, read: Callable[[str], int], is_visible: Callable[[Attempt], bool]) -> None:
     """Check the end of a run: the ranges with visible output are contiguous up to the committed offset (`read`)."""
     spans: dict[str, list[tuple[int, int]]] = {}
     for attempt in run.attempts:

@@ -132,8 +132,8 @@ class TransactionsRun(Run):
         else:
             spawn(label, reader(self, plan, source.randint(4, 12)))
 
-    def judge(self) -> None:
-        super().judge()
+    def check_result(self) -> None:
+        super().check_result()
         # Processes wait longer than these caches hide names.
         if self.machines and max(self.name_ms, self.folder_ms) <= SETTLE_MS:
             for who in ("reader", "follower", "query"):

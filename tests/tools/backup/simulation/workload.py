@@ -90,7 +90,7 @@ class BackupRun(SimulatedRun):
             spawn("pruner", pruner(self, source.randint(3, 9)))
         spawn("backup", keeper_of_backups(self, rate, source.randint(3, 6)))
 
-    def judge(self) -> None:
+    def check_result(self) -> None:
         for store in self.world.stores:
             store.land()
         check(self, self.source)
