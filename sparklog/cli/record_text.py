@@ -216,8 +216,8 @@ class LineFormat:
     ignore_error: bool = False
 
     def parse(self, data: bytes, first_line: int) -> pa.RecordBatch:
-        """Return the column value and, depending on the format, the columns key and headers. The last line may lack its
-        newline.
+        """Return the column value and, depending on the format, the columns key and headers. The last line does not
+        have to end with a newline.
 
         `first_line` is the number of the first line, counted from 1. Raises `BadRequest` for a line without a
         separator.

@@ -85,7 +85,7 @@ def _installed() -> str | None:
 
 
 def check_delta(spark: SparkSession, *, avro: bool = False) -> None:
-    """Raise `BadRequest` if the session lacks the jars."""
+    """Raise `BadRequest` if the jars are not on the class path of the session."""
     jvm: Any = spark.sparkContext._jvm
     needed = {"Delta": jvm.io.delta.tables.DeltaTable}
     if avro:
@@ -232,7 +232,9 @@ def check_columns(columns: tuple[str, ...], schema: StructType, owner: str) -> N
 
 
 def missing_columns(table: StructType, rows: StructType, *, grow: bool) -> list[str]:
-    """Return the columns that the table lacks or that have a different type. If `grow` is False, raise `BadRequest`."""
+    """Return the columns that are not in the table or that have a different type there. If `grow` is False, raise
+    `BadRequest`.
+    """
     types = {field.name.lower(): field.dataType.simpleString() for field in table}
     missing = []
     for field in rows:

@@ -49,7 +49,7 @@ def _checksum(value: str) -> str:
 
 
 def _endpoint(value: str) -> str:
-    """Return an endpoint as a URL. Hadoop's endpoints may lack the scheme.
+    """Return an endpoint as a URL. Endpoints of Hadoop do not have to contain the scheme.
 
     Raises `ValueError` if there is a user or a query.
     """

@@ -260,7 +260,7 @@ def _with_partition(batch: pa.RecordBatch, partition: int | None) -> pa.RecordBa
 
 
 def line_chunks(fd: int, *, chunk_bytes: int, linger_s: float, clock: Callable[[], float]) -> Iterator[bytes]:
-    """Read chunks of complete lines from a file descriptor. The last line may lack its newline.
+    """Read chunks of complete lines from a file descriptor. The last line does not have to end with a newline.
 
     A chunk ends when it contains `chunk_bytes`, or when `linger_s` have passed on `clock` since the first byte of the
     chunk arrived. After an interrupt, the function yields the complete lines that have arrived, and raises the

@@ -1,10 +1,10 @@
 """Archives of expired transactional ids. They keep the latest entry of each id forever.
 
 The number of an entry is never reused. Otherwise, a process that was stopped for weeks between two requests could
-create, delete or read as the latest an entry that another process has created in the meantime. Therefore, the latest
-entry of an expired id is archived as it was written. It is a checkpoint of the id's journal that is stored in another
-journal. A process that opens the id's journal continues with the next number, the same chain, and the registry entry
-that detects replayed batches.
+create a number that another process has used in the meantime, delete the entry of that process, or read this entry as
+the latest one. Therefore, the latest entry of an expired id is archived as it was written. It is a checkpoint of the
+id's journal that is stored in another journal. A process that opens the id's journal continues with the next number,
+the same chain, and the registry entry that detects replayed batches.
 
 The ids are distributed over sixteen archives. Each archive is the journal of an id that is reserved by sparklog, so
 backups, copies and checks treat it like any other journal of decisions. Nothing is removed from an archive.

@@ -5,8 +5,8 @@ key. A key can be in several partitions if partitions were added, or if records 
 
 A table as of an offset contains only records below the offset. A table as of a time contains only records before the
 first record at or after the time. Below the first dirty offset, compaction has kept only the latest record of each key.
-A table as of an earlier offset would therefore lack keys, so it is rejected. A table as of an offset below the log
-start offset is rejected as well.
+Therefore, a table as of an earlier offset would not contain all keys, so it is rejected. A table as of an offset below
+the log start offset is rejected as well.
 """
 
 from __future__ import annotations

@@ -280,7 +280,7 @@ class TopicConfigs:
     """A topic's configs: the values set on the topic (`explicit`, canonical strings) and the defaults.
 
     `defaults` are the root defaults. They are read once per open handle or run, and are not part of a topic's state.
-    Values that every append needs are cached, because parsing the strings takes longer than the use of the values.
+    Values that every append needs are cached, because parsing the strings takes longer than using the values.
     """
 
     explicit: Mapping[str, str] = field(default_factory=dict)

@@ -357,7 +357,7 @@ def all_offsets(state: GroupState) -> list[TopicOffsets]:
 
 
 def _ends_at(topic_state: TopicState, topic_id: str, partition: int) -> int:
-    """Return the log end of a partition, or -1 if the topic has a different id or lacks the partition."""
+    """Return the log end of a partition, or -1 if the topic has a different id or does not have the partition."""
     if topic_state.deleted or topic_state.topic_id != topic_id or partition >= topic_state.partitions:
         return -1
     return int(topic_state.log_end[partition])

@@ -413,12 +413,9 @@ def reader(run: Run, decide: Decide, polls: int) -> Callable[[Actor], None]:
                 hidden[name] = set()
                 for partition, bounds in view.bounds(name).items():
                     end = bounds.last_stable
-                    topic_partition = name, partition
-                    expect(
-                        end >= stable.get(topic_partition, 0),
-                        f"the last stable offset of {topic_partition} went back to {end}",
-                    )
-                    stable[topic_partition] = end
+                    pair = name, partition
+                    expect(end >= stable.get(pair, 0), f"the last stable offset of {pair} went back to {end}")
+                    stable[pair] = end
                     paths = [
                         label(rows.path(row), int(rows.crc[row]))
                         for row in range(len(rows))
@@ -426,10 +423,10 @@ def reader(run: Run, decide: Decide, polls: int) -> Callable[[Actor], None]:
                         and rows.end[row] <= end
                         and rows.status[row] in (PLAIN, COMMITTED)
                     ]
-                    before = read.get(topic_partition, [])
-                    expect(paths[: len(before)] == before, f"{topic_partition} showed {before}, now {paths}")
-                    read[topic_partition] = paths
-                    expect(set(paths) <= committed, f"{topic_partition} shows what nobody committed")
+                    before = read.get(pair, [])
+                    expect(paths[: len(before)] == before, f"{pair} showed {before}, now {paths}")
+                    read[pair] = paths
+                    expect(set(paths) <= committed, f"{pair} shows what nobody committed")
                     shown[name] |= set(paths)
                     hidden[name] |= {
                         label(rows.path(row), int(rows.crc[row]))
