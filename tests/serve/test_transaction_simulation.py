@@ -108,15 +108,6 @@ def decided_transactions_are_written(patch: Patch) -> None:
     patch.setattr(decision, "check_undecided", lambda state, n, run=None: None)
 
 
-def end_txn_does_not_wait_for_hidden_prepares(patch: Patch) -> None:
-    """The COMMIT lists the prepares that the server can read, and the latest one, which the journal lists."""
-
-    def latest_topic(self: TransactionCoordinator, prepared: Prepared) -> TopicState:
-        return self.root.engine.log(prepared.topic).refresh().topic_state
-
-    patch.setattr(TransactionCoordinator, "_topic_since", latest_topic)
-
-
 def end_txn_trusts_the_cached_topic(patch: Patch) -> None:
     """The COMMIT lists the prepares that the server knows without a request."""
 
@@ -138,7 +129,6 @@ def end_txn_trusts_the_cached_topic(patch: Patch) -> None:
     BrokenRule(batches_of_the_former_epoch_are_accepted, "calm", range(60), first=8),
     BrokenRule(prepares_in_one_topic_are_shown_one_by_one, "zombies", range(60)),
     BrokenRule(end_txn_trusts_the_cached_topic, "calm", range(60)),
-    BrokenRule(end_txn_does_not_wait_for_hidden_prepares, "names", range(1_690, 1_700), first=1_692),
     BrokenRule(decided_transactions_are_written, "zombies", range(60)),
 )
 @pytest.mark.sweep

@@ -639,6 +639,22 @@ def test_each_request_writes_the_journal_if_a_cache_may_hide_the_latest_decision
     assert world.values("t") == ["x"]
 
 
+def test_end_txn_waits_for_prepares_that_a_cache_hides() -> None:
+    """The journal lists only the latest prepare of a topic. COMMIT must also list the earlier one."""
+    world = World()
+    world.root().create_topic("t")
+    stores = [NameCachingStore(world.store, world.clock, folder_ms=60_000) for _ in range(2)]
+    one, two = (TransactionCoordinator(world.root(store)) for store in stores)
+    producer = two.init("job", 60_000)
+    stores[0].list("t/_log/")
+    for _ in range(2):
+        _produce(two, producer)
+    started_ms = world.now_ms
+    one.end("job", producer, is_commit=True)
+    assert world.now_ms > started_ms
+    assert world.values("t") == ["x", "x"]
+
+
 def _produce(coordinator: TransactionCoordinator, producer: ProducerEpoch, *, is_v2: bool = False) -> None:
     transaction = ClientTransaction(coordinator, "job", producer, is_v2)
     log = coordinator.root.topic("t").log
