@@ -99,7 +99,7 @@ class ConsumerGroupMember:
         """Set the epoch of the response to a heartbeat, and return the partitions that the client may own."""
         member, state = self.membership.member, self.membership.state
         self._previous_epoch = epoch
-        if not member.revoked:
+        if self._offered.isdisjoint(member.revoked):
             self.epoch = state.generation
         self._offered = (self._offered | member.assigned) & member.owned
         return member.assigned

@@ -126,8 +126,12 @@ class Coordinator:
 
         Raises `CodeError` if the client is not a member of the latest generation.
         """
-        if await self.has_consumer(name, member, generation):
-            return self.consumers(name).metadata_of(member)
+        try:
+            if await self.has_consumer(name, member, generation):
+                return self.consumers(name).metadata_of(member)
+        except CodeError as error:
+            # As in Kafka, producers get the code of the classic protocol.
+            raise CodeError(Code.ILLEGAL_GENERATION) if error.code == Code.STALE_MEMBER_EPOCH else error from None
         members = self.local_members(name)
         if members is None and generation >= 0:
             raise CodeError(Code.ILLEGAL_GENERATION)

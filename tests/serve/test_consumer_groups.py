@@ -205,3 +205,63 @@ def test_a_topic_that_is_created_again_gets_its_new_id(serve: Callable[..., Addr
 
     wait_for(has_new_id)
     assert client.assigned == set(range(PARTITIONS))
+
+
+@pytest.mark.parametrize("name", ["memberId", "instanceId", "rackId", "subscribedTopicRegex"])
+def test_texts_that_the_journal_cannot_store_are_rejected(
+    serve: Callable[..., Address], tmp_path: Path, name: str
+) -> None:
+    topic_of(tmp_path)
+    client = Client(serve(tmp_path))
+    assert client.send(**{name: "x" * 4097})["errorCode"] == Code.INVALID_REQUEST
+    assert client.send(**{name: "x" * 4096})["errorCode"] == 0
+    assert sparklog.Groups(tmp_path).group("g").description().type == "consumer"
+
+
+def test_a_joining_client_of_the_classic_protocol_has_short_names(
+    serve: Callable[..., Address], tmp_path: Path
+) -> None:
+    topic_of(tmp_path)
+    client = Client(serve(tmp_path))
+    client.send()
+    request = {"groupId": "g", "sessionTimeoutMs": 10_000, "rebalanceTimeoutMs": 10_000, "protocolType": "consumer"}
+    request["protocols"] = [{"name": "range", "metadata": b"\0\0\0\0\0\1\0\1t\xff\xff\xff\xff"}]
+    request |= {"memberId": "", "groupInstanceId": "x" * 4097}
+    assert client.wire.ask("JoinGroup", 5, request)["errorCode"] == Code.INVALID_REQUEST
+
+
+def test_offsets_of_a_transaction_need_the_epoch_of_the_member(serve: Callable[..., Address], tmp_path: Path) -> None:
+    topic_of(tmp_path)
+    client = Client(serve(tmp_path, writable=True))
+    client.send()
+    producer = client.wire.ask(
+        "InitProducerId",
+        4,
+        {"transactionalId": "x", "transactionTimeoutMs": 60_000, "producerId": -1, "producerEpoch": -1},
+    )
+    ids = {"transactionalId": "x", "producerId": producer["producerId"], "producerEpoch": producer["producerEpoch"]}
+    assert client.wire.ask("AddOffsetsToTxn", 3, {**ids, "groupId": "g"})["errorCode"] == 0
+
+    def send(member: str, epoch: int) -> Code:
+        row = {"partitionIndex": 0, "committedOffset": 7, "committedMetadata": ""}
+        fields = {**ids, "groupId": "g", "memberId": member, "generationId": epoch}
+        answer = client.wire.ask("TxnOffsetCommit", 3, {**fields, "topics": [{"name": "t", "partitions": [row]}]})
+        return Code(answer["topics"][0]["partitions"][0]["errorCode"])
+
+    assert send("a", client.epoch + 1) == Code.ILLEGAL_GENERATION
+    assert send("b", client.epoch) == Code.UNKNOWN_MEMBER_ID
+    assert send("a", client.epoch) == Code.NONE
+    assert client.wire.ask("EndTxn", 3, {**ids, "committed": True})["errorCode"] == 0
+    wait_for(lambda: [item.offset for item in sparklog.Groups(tmp_path).group("g").committed().values()] == [7])
+
+
+def test_group_configs_are_options_of_the_server(serve: Callable[..., Address], tmp_path: Path) -> None:
+    topic_of(tmp_path)
+    client = Client(serve(tmp_path, consumer_session_ms=7_000, consumer_heartbeat_ms=900))
+    assert client.send()["heartbeatIntervalMs"] == 900
+    asked = [{"resourceType": 32, "resourceName": "g", "configurationKeys": None}]
+    (row,) = client.wire.ask("DescribeConfigs", 4, {"resources": asked, "includeSynonyms": False})["results"]
+    assert {config["name"]: config["value"] for config in row["configs"]} == {
+        "consumer.heartbeat.interval.ms": "900",
+        "consumer.session.timeout.ms": "7000",
+    }

@@ -12,7 +12,13 @@ from sparklog.console.locations import resolve_root_name
 from sparklog.console.options import CorruptOption, comma_separated, integer_option
 from sparklog.console.parameters import Argument, Commands, Option
 from sparklog.console.terminal import warn
-from sparklog.limits import GROUP_SESSION_TIMEOUTS_MS, MAX_CONNECTIONS_PER_IP, MAX_SESSION_TIMEOUT_MS
+from sparklog.limits import (
+    CONSUMER_HEARTBEAT_INTERVAL_MS,
+    GROUP_SESSION_TIMEOUTS_MS,
+    MAX_CONNECTIONS_PER_IP,
+    MAX_SESSION_TIMEOUT_MS,
+    SESSION_TIMEOUT_MS,
+)
 
 if TYPE_CHECKING:
     from sparklog.serve.options import Address, ServeOptions
@@ -68,6 +74,22 @@ class Listening:
             low=1, high=MAX_SESSION_TIMEOUT_MS, text="Maximum session timeout of a group member in milliseconds."
         ),
     ] = GROUP_SESSION_TIMEOUTS_MS[1]
+    group_consumer_session_timeout_ms: Annotated[
+        int,
+        integer_option(
+            low=1,
+            high=MAX_SESSION_TIMEOUT_MS,
+            text="Session timeout of members of the consumer protocol (KIP-848) in milliseconds.",
+        ),
+    ] = SESSION_TIMEOUT_MS
+    group_consumer_heartbeat_interval_ms: Annotated[
+        int,
+        integer_option(
+            low=1,
+            high=MAX_SESSION_TIMEOUT_MS,
+            text="Heartbeat interval of members of the consumer protocol (KIP-848) in milliseconds.",
+        ),
+    ] = CONSUMER_HEARTBEAT_INTERVAL_MS
 
     def options(self, *, writable: bool, auto_create: bool) -> ServeOptions:
         from sparklog.serve.options import ServeLimits, ServeOptions, tls_context
@@ -91,6 +113,8 @@ class Listening:
             users=users,
             limits=ServeLimits(connections_per_ip=self.max_connections_per_ip),
             session_timeouts_ms=(self.group_min_session_timeout_ms, self.group_max_session_timeout_ms),
+            consumer_session_ms=self.group_consumer_session_timeout_ms,
+            consumer_heartbeat_ms=self.group_consumer_heartbeat_interval_ms,
         )
 
 

@@ -15,7 +15,7 @@ from sparklog.groups.assignors import SERVER_ASSIGNORS
 from sparklog.groups.group import CONSUMER, GroupDescription
 from sparklog.groups.group_members import GroupMember, Partitions, by_topic, group_assignor
 from sparklog.kafka.messages.message_schema import Fields
-from sparklog.serve.apis.groups import coordinator_of
+from sparklog.serve.apis.groups import check_texts, coordinator_of
 from sparklog.serve.authorized_operations import group_operations
 from sparklog.serve.codes import FAILURES, Code, CodeError, code_of
 from sparklog.serve.consumer_members import (
@@ -76,6 +76,7 @@ def _check_fields(request: ServedRequest) -> None:
     """Raise `CodeError` if the fields of a heartbeat are not valid, like a broker."""
     fields = request.fields
     epoch, assignor = fields["memberEpoch"], fields["serverAssignor"]
+    check_texts(request, fields["memberId"], fields["instanceId"], fields["rackId"], fields["subscribedTopicRegex"])
     if request.version >= CLIENT_ID_VERSION or epoch != JOIN_EPOCH:
         _require(fields["memberId"].strip(), "MemberId can't be empty.")
     _require(fields["groupId"].strip(), "GroupId can't be empty.")

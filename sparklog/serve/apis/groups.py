@@ -26,6 +26,7 @@ from sparklog.groups.group_members import by_topic
 from sparklog.groups.group_state import OffsetAndMetadata
 from sparklog.groups.lag import Groups
 from sparklog.kafka.messages.message_schema import Fields
+from sparklog.log.journal.documents import MAX_TEXT
 from sparklog.log.journal.names import check_id
 from sparklog.serve.authorized_operations import group_operations
 from sparklog.serve.codes import FAILURES, GROUP_CODES, Code, CodeError, code_of, errors_as, failure, partition_rows
@@ -56,6 +57,12 @@ def check_group(request: ServedRequest, group: str) -> None:
     check_id(group, "group id")
     if not request.may(GROUP, group):
         raise CodeError(Code.GROUP_AUTHORIZATION_FAILED, "the user may not use this group")
+
+
+def check_texts(request: ServedRequest, *values: str | None) -> None:
+    """Raise `CodeError` if a text of a member, or its client id, is too long for the group's journal."""
+    if any(len(value) > MAX_TEXT for value in (*values, request.client.name) if value is not None):
+        raise CodeError(Code.INVALID_REQUEST, f"the maximum length of names and expressions is {MAX_TEXT} characters")
 
 
 def coordinator_of(request: ServedRequest, group: str, *, reading: bool = False) -> Coordinator:
@@ -107,6 +114,7 @@ async def join_group(request: ServedRequest) -> Fields:
     )
     try:
         coordinator = coordinator_of(request, fields["groupId"])
+        check_texts(request, details.member, details.instance)
         min_ms, max_ms = request.services.options.session_timeouts_ms
         if not min_ms <= details.session_ms <= max_ms:
             raise CodeError(Code.INVALID_SESSION_TIMEOUT)

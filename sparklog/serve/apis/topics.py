@@ -29,6 +29,7 @@ from sparklog.log.topic.root import Root
 from sparklog.serve.apis.metadata import may_see, requested_ids
 from sparklog.serve.codes import FAILURES, Code, CodeError, errors_as, failure, partition_rows
 from sparklog.serve.new_topics import check_assignments, check_collision, checked_partitions
+from sparklog.serve.options import ServeOptions
 from sparklog.serve.services import ServedRequest
 from sparklog.serve.users import GROUP, READ, WRITE
 
@@ -288,9 +289,11 @@ def describe_configs(request: ServedRequest) -> Fields:
 def _described(request: ServedRequest, kind: int, name: str, defaults: Callable[[Root], RootDefaults]) -> list[Fields]:
     log = request.services.log
     root = log.root
-    if kind in (BROKER_LOGGER, CLIENT_METRICS) or (kind == GROUP_CONFIGS and request.may(GROUP, name)):
-        # Loggers, client metrics and groups have no configs in sparklog.
+    if kind in (BROKER_LOGGER, CLIENT_METRICS):
+        # Loggers and client metrics have no configs in sparklog.
         return []
+    if kind == GROUP_CONFIGS and request.may(GROUP, name):
+        return _group_rows(request.services.options)
     if kind == GROUP_CONFIGS:
         raise CodeError(Code.GROUP_AUTHORIZATION_FAILED, "the user may not read this group")
     if kind not in (TOPIC, BROKER):
@@ -327,6 +330,18 @@ def _server_configs(request: ServedRequest) -> list[Fields]:
         row = _row(name, value, "string", "an option of sparklog serve", [ConfigSynonym(name, value, SERVER_OPTION)])
         rows.append({**row, "readOnly": True})
     return rows
+
+
+def _group_rows(options: ServeOptions) -> list[Fields]:
+    """Return the configs of all groups, which are options of the server."""
+    values = {
+        "consumer.heartbeat.interval.ms": (options.consumer_heartbeat_ms, "The heartbeat interval of members."),
+        "consumer.session.timeout.ms": (options.consumer_session_ms, "The session timeout of members."),
+    }
+    return [
+        _row(name, str(value), "int", doc, [ConfigSynonym(f"group.{name}", str(value), DEFAULT_CONFIG)])
+        for name, (value, doc) in values.items()
+    ]
 
 
 def _default_row(row: DefaultRow) -> Fields:

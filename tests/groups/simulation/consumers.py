@@ -37,6 +37,7 @@ LOST = 0.06
 """The share of lost responses."""
 RESTARTED = 0.02
 NOT_NOW = (Code.UNRELEASED_INSTANCE_ID, Code.GROUP_ID_NOT_FOUND, Code.COORDINATOR_LOAD_IN_PROGRESS)
+FENCED = (Code.FENCED_MEMBER_EPOCH, Code.UNKNOWN_MEMBER_ID, Code.FENCED_INSTANCE_ID)
 
 
 async def run_now(function: Callable[..., Any], *arguments: object) -> Any:
@@ -202,7 +203,7 @@ class ConsumerClient:
         except CodeError as error:
             self.actor.note(f"{self.id}: {error.code.name} {error}")
             self.run.count(f"heartbeats {error.code.name}")
-            expect(error.code in (*NOT_NOW, Code.FENCED_MEMBER_EPOCH, Code.UNKNOWN_MEMBER_ID), f"{error.code.name}")
+            expect(error.code in (*NOT_NOW, *FENCED), f"{error.code.name}")
             if error.code not in NOT_NOW:
                 self.abandon()
             return
