@@ -34,6 +34,7 @@ from collections import deque
 from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING
 
 from sparklog.serve.batch_commit import ReceivedBatch, Responses, commit_batches
@@ -124,6 +125,7 @@ class Appends:
         self._run = run
         assert log.root is not None
         self._root = log.root
+        self._commit_batches = partial(commit_batches, recent=log.recent)
         default = 0.0 if log.root.store.parallel_reads == 1 else BUCKET_LINGER_SECONDS
         self._linger = default if linger_seconds is None else linger_seconds
         self._topics: dict[str, TopicQueue] = {}
@@ -186,7 +188,7 @@ class Appends:
         try:
             async with nullcontext() if queue.exists else self._unknown_topics:
                 log = self._root.engine.log(topic)
-                responses: Responses = await self._run(commit_batches, log, batches)
+                responses: Responses = await self._run(self._commit_batches, log, batches)
                 known = log.known()
                 queue.exists = known is not None and known.topic_state.exists
                 return responses

@@ -29,6 +29,7 @@ from sparklog.serve.batch_checks import ProducedBatch, checked_batch, next_numbe
 from sparklog.serve.codes import FAILURES, Code, CodeError, ProduceResponse, code_of, known_code
 
 if TYPE_CHECKING:
+    from sparklog.serve.recent_batches import RecentBatches
     from sparklog.serve.transactions import ClientTransaction
 
 MAX_ATTEMPTS = 8
@@ -59,15 +60,18 @@ class CheckedBatches(NamedTuple):
     responses: Responses
 
 
-def commit_batches(log: TopicLog, batches: Sequence[ReceivedBatch]) -> Responses:
-    """Commit the valid batches, and return the response to each batch. Each transaction has a commit of its own."""
+def commit_batches(log: TopicLog, batches: Sequence[ReceivedBatch], recent: RecentBatches | None = None) -> Responses:
+    """Commit the valid batches, and return the response to each batch. Each transaction has a commit of its own.
+
+    Committed batches without a transaction are added to `recent`.
+    """
     by_transaction: dict[ClientTransaction | None, list[ReceivedBatch]] = {}
     for batch in batches:
         by_transaction.setdefault(batch.transaction, []).append(batch)
     responses = Responses()
     for transaction, group in by_transaction.items():
         if transaction is None:
-            responses |= _commit_group(log, group)
+            responses |= _commit_group(log, group, recent=recent)
         else:
             responses |= _commit_transactional(log, group, transaction)
     return responses
@@ -88,7 +92,9 @@ def _commit_transactional(log: TopicLog, batches: Sequence[ReceivedBatch], trans
         }
 
 
-def _commit_group(log: TopicLog, batches: Sequence[ReceivedBatch], txn: Txn | None = None) -> Responses:
+def _commit_group(
+    log: TopicLog, batches: Sequence[ReceivedBatch], txn: Txn | None = None, recent: RecentBatches | None = None
+) -> Responses:
     responses = Responses()
     try:
         known = log.known()
@@ -100,7 +106,7 @@ def _commit_group(log: TopicLog, batches: Sequence[ReceivedBatch], txn: Txn | No
                 continue
             responses |= checked.responses
             if checked.accepted:
-                responses |= _committed(log, target, checked, is_optimistic, txn)
+                responses |= _committed(log, target, checked, is_optimistic, txn, recent)
             if len(responses) == len(batches):
                 return responses
         raise Unavailable(
@@ -175,7 +181,12 @@ def _repeated(log: TopicLog, received: ReceivedBatch, batch: ProducedBatch, entr
 
 
 def _committed(
-    log: TopicLog, target: AppendTarget, checked: CheckedBatches, is_optimistic: bool, txn: Txn | None
+    log: TopicLog,
+    target: AppendTarget,
+    checked: CheckedBatches,
+    is_optimistic: bool,
+    txn: Txn | None,
+    recent: RecentBatches | None,
 ) -> Responses:
     """Commit the valid batches and return their responses, or none if the batches must be validated again."""
     received: dict[int, list[ReceivedBatch]] = {}
@@ -189,8 +200,13 @@ def _committed(
         if is_optimistic or isinstance(error, SequenceConflict):
             return {}
         raise
-    starts = log.state(refresh=False).log_start
-    time_ms = result.time_ms if target.configs.log_append_time else -1
+    state = log.state(refresh=False)
+    starts, is_create_time = state.log_start, not target.configs.log_append_time
+    if recent is not None and is_create_time and state.version == result.version:
+        for partition, each in produced.items():
+            data = [(batch.data, batch.count) for batch in each]
+            recent.add(target.topic_id, partition, result.base[partition], state.leader_epoch, data)
+    time_ms = -1 if is_create_time else result.time_ms
     return {
         batch: ProduceResponse(Code.NONE, result.base[partition] + offset, time_ms, int(starts[partition]))
         for partition, batches in received.items()

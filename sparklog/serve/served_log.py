@@ -29,6 +29,7 @@ from sparklog.log.state.view import (
 )
 from sparklog.log.topic.root import Root
 from sparklog.serve.codes import Code, code_of
+from sparklog.serve.recent_batches import RecentBatches
 from sparklog.storage.fork_safety import ForkLock
 
 LISTING_MS = 1_000
@@ -77,11 +78,13 @@ class ServedLog:
     * `root`: the root, or None for a Kafka directory
     * `topic`: the only topic to serve, or None for all topics
     * `skipped`: the corrupt records that `view` skips
+    * `recent`: the batches that this server has just committed
     """
 
     def __init__(self, view: LogView, root: Root | None, topic: str | None, skipped: SkippedLog | None = None) -> None:
         self.root = root
         self.skipped = SkippedLog() if skipped is None else skipped
+        self.recent = RecentBatches()
         self.location = view.location
         self._view = view
         self._topic = topic

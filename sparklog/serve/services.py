@@ -199,12 +199,12 @@ class Services:
 
         return StoredBatches(self.log)
 
-    def has_buffered(self, position: FetchPosition, nbytes: int) -> bool:
-        """Return True if `nbytes` from a fetch position are buffered.
+    def has_buffered(self, position: FetchPosition, end: int, nbytes: int) -> bool:
+        """Return True if all batches from a fetch position to offset `end`, or at least `nbytes`, are in memory.
 
         Does not block, because the event loop calls this method.
         """
-        return "batches" in vars(self) and self.batches.has_buffered(position, nbytes)
+        return "batches" in vars(self) and self.batches.has_buffered(position, end, nbytes)
 
     @cached_property
     def coordinator(self) -> Coordinator | None:

@@ -33,6 +33,7 @@ from sparklog.log.read.planned_slices import PlannedSlice
 from sparklog.log.read.read_plan import NativeReadPart
 from sparklog.log.state.slice_table import ReadLatest
 from sparklog.log.state.view import READ_COMMITTED, OffsetRange
+from sparklog.serve.recent_batches import ConsecutiveBatches
 from sparklog.serve.served_log import FetchPosition, ServedLog
 from sparklog.storage.fork_safety import ForkLock
 from sparklog.storage.parallel_reads import UntilError
@@ -100,10 +101,16 @@ class StoredBatches:
         self._buffered: OrderedDict[FetchPosition, _Chunk] = OrderedDict()
         self._free_bytes = BUFFER_BYTES
 
-    def has_buffered(self, position: FetchPosition, nbytes: int) -> bool:
-        """Return True if at least `nbytes` from this position are buffered. Does not wait for the lock."""
+    def has_buffered(self, position: FetchPosition, end: int, nbytes: int) -> bool:
+        """Return True if all batches from this position to offset `end`, or at least `nbytes`, are in memory.
+
+        Does not wait for the lock.
+        """
         chunk = self._buffered.get(position)
-        return chunk is not None and chunk.nbytes >= nbytes
+        if chunk is not None and chunk.nbytes >= nbytes:
+            return True
+        recent = self._recent(position, end, nbytes, at_least_one=True)
+        return recent.is_full or recent.next >= end
 
     def read(self, position: FetchPosition, end: int, nbytes: int, *, at_least_one: bool) -> FetchedRecords:
         """Return batches from a position to offset `end`, up to `nbytes`.
@@ -116,13 +123,24 @@ class StoredBatches:
         aborted = list[AbortedTransactions]()
         while records.next < end:
             here = replace(position, offset=records.next)
+            is_first = at_least_one and not records.nbytes
+            recent = self._recent(here, end, nbytes - records.nbytes, at_least_one=is_first)
+            if recent.batches:
+                # One buffer can be sent faster than many small buffers.
+                records.buffers.append(memoryview(b"".join(recent.batches)))
+                records.nbytes += len(records.buffers[-1])
+                records.next = recent.next
+            if recent.is_full:
+                break
+            if recent.batches:
+                continue
             try:
                 chunk = self._pop(here) or self._load(here, end, max(WINDOW_BYTES, min(nbytes, 2 * WINDOW_BYTES)))
             except Corrupt:
                 if not records.nbytes:
                     raise
                 break
-            data = chunk.consume(nbytes - records.nbytes, at_least_one=at_least_one and not records.nbytes)
+            data = chunk.consume(nbytes - records.nbytes, at_least_one=is_first)
             if len(data):
                 records.buffers.append(data)
                 records.nbytes += len(data)
@@ -135,6 +153,10 @@ class StoredBatches:
         if position.isolation == READ_COMMITTED:
             records.aborted = _aborted_in(aborted, position.offset, records.next)
         return records
+
+    def _recent(self, position: FetchPosition, end: int, nbytes: int, *, at_least_one: bool) -> ConsecutiveBatches:
+        recent, topic_id, offset = self._log.recent, position.topic_id, position.offset
+        return recent.read(topic_id, position.partition, offset, end, nbytes, at_least_one=at_least_one)
 
     def _pop(self, position: FetchPosition) -> _Chunk | None:
         with self._lock:

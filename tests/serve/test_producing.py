@@ -359,10 +359,10 @@ def a_commit_in_flight(root: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[
     committing, complete = threading.Event(), threading.Event()
     commit = batch_commit.commit_batches
 
-    def gated(log: TopicLog, batches: Sequence[Any]) -> Responses:
+    def gated(log: TopicLog, batches: Sequence[Any], **options: Any) -> Responses:
         committing.set()
         assert complete.wait(60)
-        return commit(log, batches)
+        return commit(log, batches, **options)
 
     monkeypatch.setattr(appends, "commit_batches", gated)
     try:

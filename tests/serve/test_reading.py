@@ -211,7 +211,7 @@ def test_clients_at_one_position_share_the_buffer(tmp_path: Path) -> None:
     batches._free_bytes = 2_000
     for place in (*places[:1] * 9, places[1]):
         batches.read(place, 4, 1, at_least_one=True)
-    assert [batches.has_buffered(replace(place, offset=1), 300) for place in places] == [True, True]
+    assert [batches.has_buffered(replace(place, offset=1), 4, 300) for place in places] == [True, True]
 
 
 def test_the_remainder_of_a_window_does_not_keep_its_memory(tmp_path: Path) -> None:

@@ -51,27 +51,36 @@ async def fetch(request: ServedRequest) -> Fields:
             topic["topic"] = names.get(topic["topicId"], "")
     loop = asyncio.get_running_loop()
     deadline = loop.time() + max(0, fields["maxWaitMs"]) / 1000
-    is_fresh, is_buffered = False, _is_buffered(request)
+    is_fresh = False
     while True:
-        # Return buffered batches without a thread, because switching to a thread costs more than copying the batches.
+        # Return batches in memory without a thread, because switching to a thread costs more than copying the batches.
+        is_buffered = _is_buffered(request, is_fresh)
         response = _read(request, is_fresh) if is_buffered else await services.run(_read, request, is_fresh)
         remaining = deadline - loop.time()
         if response.failed or response.nbytes >= fields["minBytes"] or remaining <= 0 or not response.polled:
             return {"responses": response.topics}
         await services.log.wait_for_change(response.polled, remaining, services.run)
-        is_fresh, is_buffered = True, False
+        is_fresh = True
 
 
-def _is_buffered(request: ServedRequest) -> bool:
-    """Return True if earlier reads have buffered enough bytes of each requested partition."""
+def _is_buffered(request: ServedRequest, is_fresh: bool) -> bool:
+    """Return True if enough batches of each requested partition are in memory, or if a partition has no new batches.
+
+    If `is_fresh` is true, the topics have just been polled.
+    """
     fields, services = request.fields, request.services
     for topic in fields["topics"]:
         name = topic["topic"]
         polled = services.log.last_polled(name)
         for row in topic["partitions"]:
-            position = FetchPosition(name, polled.topic_id, row["partition"], request.isolation, row["fetchOffset"])
-            nbytes = max(row["partitionMaxBytes"], fields["minBytes"])
-            if not (_is_sufficient(row, polled.ends, is_recent=False) and services.has_buffered(position, nbytes)):
+            bound, offset = polled.ends.get(row["partition"]), row["fetchOffset"]
+            if bound is None or not bound.log_start <= offset <= bound.high_watermark:
+                return False
+            end, nbytes = bound.end(request.isolation), max(row["partitionMaxBytes"], fields["minBytes"])
+            if is_fresh and offset == end:
+                continue
+            position = FetchPosition(name, polled.topic_id, row["partition"], request.isolation, offset)
+            if offset >= bound.last_stable or not services.has_buffered(position, end, nbytes):
                 return False
     return bool(fields["topics"])
 
