@@ -65,6 +65,7 @@ class Connection:
         # started to arrive.
         self._connected = self._last = asyncio.get_running_loop().time()
         self._request_started: float | None = None
+        self._others_had_a_turn = True
         self._produces: deque[tuple[ServedRequest, Produced, RequestBytes]] = deque()
         """The Produce requests without a response, in request order."""
 
@@ -95,6 +96,7 @@ class Connection:
         try:
             while True:
                 await self._serve_next(await self._read_size())
+                await self._yield()
         except (asyncio.IncompleteReadError, ConnectionError, TimeoutError):
             pass
         except (DropConnection, Corrupt) as error:
@@ -107,6 +109,20 @@ class Connection:
             self._writer.close()
             with suppress(OSError):
                 await self._writer.wait_closed()
+
+    async def _yield(self) -> None:
+        """Let other connections run, unless they have run since the last call.
+
+        If a client sends requests without waiting for the responses, a small request may be read and processed without
+        a pause of this task.
+        """
+        if not self._others_had_a_turn:
+            await asyncio.sleep(0)
+        self._others_had_a_turn = False
+        asyncio.get_running_loop().call_soon(self._record_turn)
+
+    def _record_turn(self) -> None:
+        self._others_had_a_turn = True
 
     async def _read_size(self) -> int:
         """Wait for the next request, and return its size in bytes."""

@@ -86,7 +86,7 @@ class ServeLimits:
       `sasl.server.max.receive.size`
     * `waiting_request_bytes`: total size of requests without a response, including partially received requests
     * `response_bytes`: record bytes in a Fetch response, unless the first batch is larger
-    * `threads`: threads for blocking calls
+    * `threads`: threads for blocking calls of Fetch requests (fewer on a disk), and of all other requests
     * `handshake_seconds`: duration of a TLS handshake
     * `login_seconds`: time from the start of the connection to the end of the login
     * `request_seconds`: time from the first to the last byte of a request; clients time out after 30 to 60 s

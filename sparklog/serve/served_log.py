@@ -77,6 +77,7 @@ class ServedLog:
 
     * `root`: the root, or None for a Kafka directory
     * `topic`: the only topic to serve, or None for all topics
+    * `is_remote`: True if each request to the store costs a round trip
     * `skipped`: the corrupt records that `view` skips
     * `recent`: the batches that this server has just committed
     """
@@ -88,7 +89,7 @@ class ServedLog:
         self.location = view.location
         self._view = view
         self._topic = topic
-        self._is_remote = root is None or root.store.parallel_reads > 1
+        self.is_remote = root is None or root.store.parallel_reads > 1
         self._lock = ForkLock()
         self._polled: dict[str, PolledTopic] = {}
         self._names: dict[str, str] = {}
@@ -112,7 +113,7 @@ class ServedLog:
         if self._topic is not None:
             return [self._topic]
         with self._lock:
-            if not self._is_remote or self._listing is None or self.env.elapsed_ms(self._listing[0]) > LISTING_MS:
+            if not self.is_remote or self._listing is None or self.env.elapsed_ms(self._listing[0]) > LISTING_MS:
                 # Omit topics that cannot be read. Requests for such a topic return the error.
                 listed = self._view.topics() if self.root is None else self.root.topics([])
                 self._listing = self.env.now(), listed

@@ -28,7 +28,8 @@ from sparklog.serve.served_log import ServedLog
 from sparklog.serve.services import Services
 from sparklog.storage import open_store
 
-BACKLOG = 512
+BACKLOG = 4_096
+"""The operating system uses a smaller number if `net.core.somaxconn` is smaller."""
 ACCEPT_PAUSE_SECONDS = 0.5
 SWEEP_SECONDS = 5.0
 TIMEOUT_SECONDS = 10.0
@@ -131,6 +132,8 @@ class Server:
         """Accept connections until cancelled. Unlike asyncio's server, also count connections in a TLS handshake."""
         metrics, limits = self._services.metrics, self._services.options.limits
         while True:
+            # `sock_accept` does not let other tasks run if connections are pending.
+            await asyncio.sleep(0)
             try:
                 accepted, peer = await asyncio.get_running_loop().sock_accept(listener)
             except OSError as error:

@@ -32,6 +32,10 @@ closed.
 """
 
 
+DISK_FETCH_THREADS = 4
+"""The maximum number of threads that read records from a disk. More threads would only compete for the interpreter."""
+
+
 @dataclass(slots=True)
 class ServerMetrics:
     """Counters: requests by API and version, sent bytes, accepted and refused connections."""
@@ -187,6 +191,8 @@ class Services:
         self.logins = Logins(limits)
         self.metrics = ServerMetrics()
         self._pool = ThreadPoolExecutor(limits.threads, "sparklog-serve")
+        fetch_threads = limits.threads if log.is_remote else min(limits.threads, DISK_FETCH_THREADS)
+        self._fetch_pool = ThreadPoolExecutor(fetch_threads, "sparklog-serve-fetch")
 
     @cached_property
     def node_ids(self) -> dict[Address, int]:
@@ -241,10 +247,18 @@ class Services:
         if "coordinator" in vars(self) and self.coordinator is not None:
             self.coordinator.close()
         self._pool.shutdown(wait=False, cancel_futures=True)
+        self._fetch_pool.shutdown(wait=False, cancel_futures=True)
 
     async def run(self, function: Callable[..., T], *arguments: object) -> T:
         """Call a blocking function in a thread."""
         return await asyncio.get_running_loop().run_in_executor(self._pool, function, *arguments)
+
+    async def run_fetch(self, function: Callable[..., T], *arguments: object) -> T:
+        """Call a function of a Fetch request in a thread.
+
+        Fetches have threads of their own, so that commits and heartbeats do not wait until records have been read.
+        """
+        return await asyncio.get_running_loop().run_in_executor(self._fetch_pool, function, *arguments)
 
 
 @dataclass(slots=True)

@@ -14,6 +14,7 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
@@ -22,11 +23,13 @@ from sparklog.log.journal.clocks import SYSTEM
 from sparklog.log.topic.engine import TopicLog
 from sparklog.opening import resolve
 from sparklog.serve import appends, batch_commit, served_log, server, services
+from sparklog.serve.apis import fetch
 from sparklog.serve.codes import Code, CodeError
-from sparklog.serve.options import Address, ServeLimits, tls_context
+from sparklog.serve.connection import Connection
+from sparklog.serve.options import Address, ServeLimits, ServeOptions, tls_context
 from sparklog.serve.served_log import ServedLog
 from sparklog.serve.server import open_served
-from sparklog.serve.services import Logins, RequestBytes, RequestMemory
+from sparklog.serve.services import Logins, RequestBytes, RequestMemory, Services
 from sparklog.serve.users import hashed, read_users
 from tests.serve.test_command import certificate
 from tests.serve.wire import Wire, batch_of
@@ -287,6 +290,58 @@ def test_a_request_for_many_unknown_topics_does_not_delay_the_commits_of_others(
     assert {row["partitionResponses"][0]["errorCode"] for row in rows} == {Code.UNKNOWN_TOPIC_OR_PARTITION}
     one.close()
     two.close()
+
+
+def test_fetches_do_not_use_the_threads_of_other_requests(
+    serve: Callable[..., Address], root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    released, started = threading.Event(), threading.Semaphore(0)
+
+    def stuck(*_: object) -> None:
+        started.release()
+        released.wait(30)
+        raise CodeError(Code.KAFKA_STORAGE_ERROR)
+
+    monkeypatch.setattr(fetch, "_read", stuck)
+    address = serve(root, writable=True, limits=ServeLimits(threads=2))
+    readers = [Wire(address) for _ in range(4)]
+    for reader in readers:
+        reader.send("Fetch", 4, {"topics": [{"topic": "t", "partitions": [{"partition": 0}]}]})
+    for _ in range(2):
+        assert started.acquire(timeout=30)
+    wire = Wire(address)
+    assert wire.produce("t", {0: batch_of([b"a"])})[0]["errorCode"] == Code.NONE
+    released.set()
+    for each in (wire, *readers):
+        each.close()
+
+
+def test_a_client_that_does_not_wait_for_responses_lets_others_run(root: Path) -> None:
+    requests, turns = 200, [0]
+
+    async def others() -> None:
+        while True:
+            turns[0] += 1
+            await asyncio.sleep(0)
+
+    async def flood() -> None:
+        reader, transport = asyncio.StreamReader(), Mock(is_closing=Mock(return_value=False))
+        transport.get_extra_info = {"peername": ("host", 1)}.get
+        protocol = asyncio.StreamReaderProtocol(reader)
+        writer = asyncio.StreamWriter(transport, protocol, reader, asyncio.get_running_loop())
+        reader.feed_data(request(18, 0, b"") * requests)
+        reader.feed_eof()
+        beside = asyncio.create_task(others())
+        running = asyncio.create_task(
+            Connection(Services(open_served(resolve(str(root))), ServeOptions()), reader, writer).run()
+        )
+        while transport.write.call_count < requests:
+            await asyncio.sleep(0)
+        running.cancel()
+        beside.cancel()
+
+    asyncio.run(asyncio.wait_for(flood(), 30))
+    assert turns[0] >= requests - 1
 
 
 def test_connections_per_address_are_limited(serve: Callable[..., Address], root: Path) -> None:

@@ -55,7 +55,7 @@ async def fetch(request: ServedRequest) -> Fields:
     while True:
         # Return batches in memory without a thread, because switching to a thread costs more than copying the batches.
         is_buffered = _is_buffered(request, is_fresh)
-        response = _read(request, is_fresh) if is_buffered else await services.run(_read, request, is_fresh)
+        response = _read(request, is_fresh) if is_buffered else await services.run_fetch(_read, request, is_fresh)
         remaining = deadline - loop.time()
         if response.failed or response.nbytes >= fields["minBytes"] or remaining <= 0 or not response.polled:
             return {"responses": response.topics}
