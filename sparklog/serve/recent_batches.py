@@ -40,15 +40,14 @@ class RecentBatches:
     def add(
         self, topic_id: str, partition: int, base: int, leader_epoch: int, batches: Iterable[tuple[memoryview, int]]
     ) -> None:
-        """Cache committed batches. `batches` has the bytes and the record count of each batch.
-
-        The base offset and the leader epoch are written to the bytes.
-        """
+        """Cache committed batches. `batches` has the bytes and the record count of each batch."""
         with self._lock:
-            for data, count in batches:
+            for produced, count in batches:
+                # A copy, because a view would keep the entire request in memory.
+                data = bytearray(produced)
                 _BASE_OFFSET.pack_into(data, 0, base)
                 _LEADER_EPOCH.pack_into(data, _LEADER_EPOCH_POSITION, leader_epoch)
-                self._batches[topic_id, partition, base] = data.toreadonly(), base + count
+                self._batches[topic_id, partition, base] = memoryview(data).toreadonly(), base + count
                 self._nbytes += len(data)
                 base += count
             while self._nbytes > MAX_BYTES or len(self._batches) > MAX_BATCHES:

@@ -125,6 +125,16 @@ def test_the_oldest_batches_are_evicted(monkeypatch: pytest.MonkeyPatch) -> None
     assert recent.read("other", 0, 5, 6, 100, at_least_one=True).batches == []
 
 
+def test_a_recent_batch_does_not_keep_its_request_in_memory() -> None:
+    request = bytearray(1_000)
+    batch = memoryview(request)[100:200]
+    recent = RecentBatches()
+    recent.add("id", 0, 7, 0, [(batch, 1)])
+    batch.release()
+    request.clear()  # raises BufferError as long as a view exists
+    assert len(recent.read("id", 0, 7, 8, 100, at_least_one=True).batches[0]) == 100
+
+
 def test_a_waiting_fetch_gets_a_committed_batch_without_a_plan(
     serve: Callable[..., Address], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
