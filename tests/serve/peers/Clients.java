@@ -227,6 +227,7 @@ public class Clients {
                 group = admin.describeConsumerGroups(List.of(name)).all().get().get(name);
             } catch (ExecutionException error) {
                 // A group without a first member is unknown to newer brokers, and in the state Dead in older ones.
+                answer.putObject("offsets");
                 return answer.put("state", "Dead");
             }
             answer.put("state", group.state().toString());
@@ -247,6 +248,7 @@ public class Clients {
 
     static void step(ObjectNode answer, String name, Step step) {
         try {
+            Thread.sleep(300); // A broker applies changes after its response.
             answer.putPOJO(name, step.run());
         } catch (Exception error) {
             Throwable cause = error instanceof ExecutionException ? error.getCause() : error;

@@ -30,6 +30,7 @@ SECONDS = 120
 WORDS = ("log", "offset", "batch", "segment", "epoch")
 LINES = 60
 KCAT_RELEASE = "1.7.1"
+FLINK_RELEASE, FLINK_CONNECTOR_RELEASE = "2.0.0", "4.0.1-2.0"
 _IVY = """<ivy-module version="2.0">
   <info organisation="sparklog" module="{name}"/>
   <configurations><conf name="default"/></configurations>
@@ -38,11 +39,16 @@ _IVY = """<ivy-module version="2.0">
 """
 
 
-def kafka_artifacts(*names: str, conf: str = "default->master(*)") -> Path:
-    """Return the directory with these artifacts of Kafka's, which are fetched at their first use."""
-    rows = [f'<dependency org="org.apache.kafka" name="{one}" rev="{KAFKA_VERSION}" conf="{conf}"/>' for one in names]
-    ivy = _IVY.format(name=names[0], dependencies="".join(rows))
-    return fetched_jars(f"{names[0]}-{KAFKA_VERSION}", ivy, f"{names[0]}-{KAFKA_VERSION}.jar")
+ALONE, WITH_DEPENDENCIES = "default->master(*)", "default->runtime(*),master(*)"
+
+
+def artifacts(*names: str, conf: str = WITH_DEPENDENCIES) -> Path:
+    """Return the directory with artifacts `org:name:revision`, which are fetched at their first use."""
+    parts = [name.split(":") for name in names]
+    rows = [f'<dependency org="{org}" name="{name}" rev="{rev}" conf="{conf}"/>' for org, name, rev in parts]
+    _, name, release = parts[0]
+    ivy = _IVY.format(name=name, dependencies="".join(rows))
+    return fetched_jars(f"{name}-{release}", ivy, f"{name}-{release}.jar")
 
 
 def class_path(*folders: Path) -> str:
@@ -129,7 +135,7 @@ KCAT: Mapping[str, Callable[[Run], Any]] = {
 
 
 def streams_jars() -> str:
-    return class_path(kafka_jars(), kafka_artifacts("kafka-streams"))
+    return class_path(kafka_jars(), artifacts(f"org.apache.kafka:kafka-streams:{KAFKA_VERSION}", conf=ALONE))
 
 
 @contextmanager
@@ -176,8 +182,8 @@ STREAMS: Mapping[str, Callable[[Run], Any]] = {
 
 
 def connect_jars() -> str:
-    jars = kafka_artifacts("connect-runtime", "connect-file", "connect-json", conf="default->runtime(*),master(*)")
-    return class_path(jars, kafka_jars())
+    names = ("connect-runtime", "connect-file", "connect-json")
+    return class_path(artifacts(*(f"org.apache.kafka:{name}:{KAFKA_VERSION}" for name in names)), kafka_jars())
 
 
 @contextmanager
@@ -228,6 +234,45 @@ def copies_files(run: Run) -> Any:
 
 
 CONNECT: Mapping[str, Callable[[Run], Any]] = {"standalone worker with a file source and a file sink": copies_files}
+
+
+# Flink's connector
+
+
+def flink_jars() -> str:
+    names = ("flink-clients", "flink-streaming-java", "flink-connector-base")
+    flink = (f"org.apache.flink:{name}:{FLINK_RELEASE}" for name in names)
+    connector = f"org.apache.flink:flink-connector-kafka:{FLINK_CONNECTOR_RELEASE}"
+    return class_path(artifacts(connector, *flink, "org.slf4j:slf4j-simple:1.7.36"))
+
+
+@contextmanager
+def flink_start() -> Iterator[None]:
+    flink_jars()
+    yield
+
+
+def flink_copies(run: Run, guarantee: str) -> Any:
+    """Copy a topic with Flink. Return the values of the copy."""
+    name = guarantee.lower().replace("_", "-")
+    source, sink = run.topic(f"source-{name}", 2), run.topic(f"sink-{name}", 2)
+    run.append(source, range(200), 2)
+    log = run.target.folder / f"{sink}-{run.address}.log"
+    opened = ("java.base/java.util=ALL-UNNAMED", "java.base/java.lang=ALL-UNNAMED")
+    command = [find_java(), *QUICK_JVM, QUIET_JVM, *(f"--add-opens={one}" for one in opened)]
+    command += ["-cp", flink_jars(), str(HERE / "FlinkCopy.java"), run.address, source, sink, guarantee]
+    with application(command, log) as process:
+        if process.wait(SECONDS):
+            raise Failed(log.read_text(errors="replace")[-300:])
+    places: list[Place] = [(sink, 0), (sink, 1)]
+    rows = run.target.java.read(run.address, places, "read_committed")
+    return sorted(int(row.value or b"") for found in rows.values() for row in found)
+
+
+FLINK: Mapping[str, Callable[[Run], Any]] = {
+    f"copy a topic with the delivery guarantee `{name}`": partial(flink_copies, guarantee=name)
+    for name in ("AT_LEAST_ONCE", "EXACTLY_ONCE")
+}
 
 
 # Spark's connector

@@ -12,9 +12,8 @@ import shutil
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import AbstractContextManager, ExitStack, suppress
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +34,8 @@ STAGES = (
 )
 """The fixtures with the existing topics."""
 WAIT_SECONDS = 40.0
+READING_SECONDS = 6.0
+"""The time in which a member reads the latest records, also if it joins again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +50,7 @@ class Target:
 
 
 class Run:
-    """The checks of a client at a server."""
+    """A client at a server. One process of the client runs all checks, unless it ends."""
 
     def __init__(
         self, start: Callable[[], AbstractContextManager[Peer]], label: str, target: Target, stack: ExitStack
@@ -57,16 +58,25 @@ class Run:
         self._start = start
         self._label = re.sub(r"[^a-z0-9.]+", "-", label.lower())
         self._stack = stack
+        self._peer: Peer | None = None
         self.target = target
         self.address = target.address
 
-    @cached_property
+    @contextmanager
+    def check(self) -> Iterator[None]:
+        """End the other processes of the client at the end of the block."""
+        with ExitStack() as self._others:
+            yield
+
+    @property
     def peer(self) -> Peer:
-        return self.another()
+        if self._peer is None or not self._peer.is_running:
+            self._peer = self._stack.enter_context(self._start())
+        return self._peer
 
     def another(self) -> Peer:
         """Start another process of the client."""
-        return self._stack.enter_context(self._start())
+        return self._others.enter_context(self._start())
 
     def topic(self, name: str, partitions: int = 1) -> str:
         """Create a topic for this client. Return its name."""
@@ -184,20 +194,20 @@ def reads_by_time(run: Run) -> Any:
 def reads_committed(run: Run) -> Any:
     found = {}
     for isolation in ISOLATIONS:
-        places, count = run.existing(isolation, "txn-")
+        places, count = run.existing(isolation, "txn-", "clean-txn")
         found[isolation] = run.peer.read(run.address, places, isolation, count)
     return found
 
 
 def reads_below_the_log_start(run: Run) -> Any:
-    places, count = run.existing("read_committed", "expiring")
-    options = {"isolation.level": "read_committed", "auto.offset.reset": "earliest"}
+    places, count = run.existing("read_uncommitted", "expiring")
+    options = {"auto.offset.reset": "earliest"}
     return run.peer.ask("read", run.address, places=places, count=count, options=options, **{"from": 0})
 
 
 def reads_compacted(run: Run) -> Any:
-    places, count = run.existing("read_committed", "clean-")
-    return run.peer.read(run.address, places, "read_committed", count)
+    places, count = run.existing("read_uncommitted", "clean-")
+    return run.peer.read(run.address, places, "read_uncommitted", count)
 
 
 def group_options(group: str, seconds: int, more: Mapping[str, str]) -> dict[str, str]:
@@ -282,7 +292,7 @@ def shares_partitions(run: Run, more: Mapping[str, str] | None = None, name: str
         values = second.stop()
         found["one member left"] = members.assigned(4, seconds=20)
         run.append(topic, range(60, 80), 4)
-        time.sleep(2)
+        time.sleep(READING_SECONDS)
         values += first.stop()
     found["missing"] = sorted(set(range(80)) - set(values))
     run.append(topic, range(80, 84), 4)
@@ -304,7 +314,7 @@ def survives_a_kill(run: Run) -> Any:
         second.peer.kill()
         found["one member"] = members.assigned(4)
         run.append(topic, range(40, 60), 4)
-        time.sleep(2)
+        time.sleep(READING_SECONDS)
         found["missing"] = sorted(set(range(60)) - set(first.stop()))
     return found
 

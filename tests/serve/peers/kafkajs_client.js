@@ -1,18 +1,18 @@
-// KafkaJS: a line of JSON in, a line of JSON out, as peer.py says. NODE_PATH must have kafkajs, snappyjs, lz4js and
-// zstd-codec. KafkaJS has no codecs but gzip of its own.
+// KafkaJS: a line of JSON in, a line of JSON out, as peer.py says. NODE_PATH must have kafkajs, kafkajs-snappy,
+// lz4-napi and zstd-codec. KafkaJS has no codecs but gzip of its own.
 const { existsSync } = require('fs');
 const { createInterface } = require('readline');
 const { CompressionCodecs, CompressionTypes, ConfigResourceTypes, Kafka, logLevel } = require('kafkajs');
-const lz4 = require('lz4js');
+const lz4 = require('lz4-napi');
 const snappy = require('kafkajs-snappy');
 const { ZstdCodec } = require('zstd-codec');
 
 const SECONDS = 30;
-const zstd = new Promise((resolve) => ZstdCodec.run((codec) => resolve(new codec.Simple())));
+const zstd = new Promise((resolve) => ZstdCodec.run((codec) => resolve(new codec.Streaming())));
 CompressionCodecs[CompressionTypes.Snappy] = snappy;
 CompressionCodecs[CompressionTypes.LZ4] = () => ({
-  compress: async (encoder) => Buffer.from(lz4.compress(encoder.buffer)),
-  decompress: async (buffer) => Buffer.from(lz4.decompress(buffer)),
+  compress: async (encoder) => lz4.compressFrame(encoder.buffer),
+  decompress: async (buffer) => lz4.decompressFrame(buffer),
 });
 CompressionCodecs[CompressionTypes.ZSTD] = () => ({
   compress: async (encoder) => Buffer.from((await zstd).compress(encoder.buffer)),
@@ -158,6 +158,7 @@ async function transact(asked) {
       await transaction.sendOffsets({ consumerGroupId: asked.group, topics: [{ topic: asked.topic, partitions }] });
     }
     await (one.commit ? transaction.commit() : transaction.abort());
+    await sleep(300); // KafkaJS does not wait while a broker writes markers.
   }
   await producer.disconnect();
   return {};
@@ -202,6 +203,7 @@ async function admin(asked) {
   };
   const answer = {};
   for (const [name, step] of Object.entries(steps)) {
+    await sleep(300); // A broker applies changes after its response.
     try {
       answer[name] = (await step()) ?? null;
     } catch (error) {

@@ -16,6 +16,7 @@ import confluent_kafka
 from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaError, Producer, TopicPartition
 
 SECONDS = 30
+PAUSE_SECONDS = 0.3
 TIME_TYPES = {
     confluent_kafka.TIMESTAMP_NOT_AVAILABLE: -1,
     confluent_kafka.TIMESTAMP_CREATE_TIME: 0,
@@ -165,22 +166,12 @@ def transact(asked: dict[str, Any]) -> dict[str, Any]:
 def admin(asked: dict[str, Any]) -> dict[str, Any]:
     """Run the admin client step by step."""
     from confluent_kafka import ConsumerGroupTopicPartitions
-    from confluent_kafka.admin import (
-        AdminClient,
-        AlterConfigOpType,
-        ConfigEntry,
-        ConfigResource,
-        NewPartitions,
-        NewTopic,
-        OffsetSpec,
-        ResourceType,
-    )
+    from confluent_kafka import admin as api
 
     topic, group, filled = asked["topic"], asked["group"], TopicPartition(asked["filled"], 0, 3)
-    client: Any = AdminClient({"bootstrap.servers": asked["server"]})
-    new = NewTopic(topic, 2, 1, config={"retention.ms": "3600000"})
-    resource = ConfigResource(ResourceType.TOPIC, topic)
-    change = ConfigEntry("retention.ms", "7200000", incremental_operation=AlterConfigOpType.SET)
+    client: Any = api.AdminClient({"bootstrap.servers": asked["server"]})
+    new = api.NewTopic(topic, 2, 1, config={"retention.ms": "3600000"})
+    resource = api.ConfigResource(api.ConfigResource.Type.TOPIC, topic)
 
     def of(futures: dict[Any, Any]) -> Any:
         (future,) = futures.values()
@@ -191,7 +182,9 @@ def admin(asked: dict[str, Any]) -> dict[str, Any]:
         return value
 
     def alter() -> Any:
-        return of(client.incremental_alter_configs([ConfigResource(ResourceType.TOPIC, topic, None, [change])]))
+        change = api.ConfigEntry("retention.ms", "7200000", incremental_operation=api.AlterConfigOpType.SET)
+        changed = api.ConfigResource(api.ConfigResource.Type.TOPIC, topic, incremental_configs=[change])
+        return of(client.incremental_alter_configs([changed]))
 
     def group_offsets() -> int:
         (position,) = of(client.list_consumer_group_offsets([ConsumerGroupTopicPartitions(group)])).topic_partitions
@@ -207,9 +200,9 @@ def admin(asked: dict[str, Any]) -> dict[str, Any]:
         "describe configs": retention,
         "alter configs": alter,
         "altered config": retention,
-        "create partitions": lambda: of(client.create_partitions([NewPartitions(topic, 4)])),
+        "create partitions": lambda: of(client.create_partitions([api.NewPartitions(topic, 4)])),
         "delete records": lambda: of(client.delete_records([filled])).low_watermark,
-        "list offsets": lambda: of(client.list_offsets({filled: OffsetSpec.latest()})).offset,
+        "list offsets": lambda: of(client.list_offsets({filled: api.OffsetSpec.latest()})).offset,
         "list groups": lambda: group in {one.group_id for one in names().result(SECONDS).valid},
         "describe group": lambda: of(client.describe_consumer_groups([group])).state.name,
         "group offsets": group_offsets,
@@ -222,6 +215,8 @@ def admin(asked: dict[str, Any]) -> dict[str, Any]:
 
 
 def outcome(step: Any) -> Any:
+    """Return the result of a step after a pause, because a broker applies changes after its response."""
+    time.sleep(PAUSE_SECONDS)
     try:
         return step()
     except confluent_kafka.KafkaException as error:

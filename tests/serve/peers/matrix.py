@@ -171,10 +171,12 @@ Outcome = tuple[Any, str]
 
 def run_checks(client: Client, target: Target, checks: Mapping[str, Callable[[Run], Any]]) -> dict[str, Outcome]:
     found: dict[str, Outcome] = {}
-    for name, check in checks.items():
-        with ExitStack() as stack:
+    with ExitStack() as stack:
+        at = Run(client.start, client.label, target, stack)
+        for name, check in checks.items():
             try:
-                found[name] = (check(Run(client.start, client.label, target, stack)), "")
+                with at.check():
+                    found[name] = (check(at), "")
             except Failed as failed:
                 found[name] = (None, str(failed) or "failed")
             except Exception as error:  # noqa: BLE001 - the result of this check
@@ -192,7 +194,12 @@ def compared(serve: Outcome, broker: Outcome) -> Result:
     return Result(EQUAL) if value == expected else Result(UNEQUAL, unequal(value, expected))
 
 
-EXPLANATIONS: Mapping[tuple[str, str], str] = {}
+_NO_RESET = "{} returns the error of an offset below the log start offset to its caller."
+EXPLANATIONS: Mapping[tuple[str, str], str] = {
+    ("Sarama", "Below start"): _NO_RESET.format("Sarama"),
+    ("rskafka", "Below start"): _NO_RESET.format("rskafka"),
+    ("rskafka", "Earliest"): "rskafka cannot read headers with the value null.",
+}
 """The reasons for differences and for failures on both servers, by client (with or without its release) and check."""
 
 

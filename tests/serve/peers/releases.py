@@ -13,16 +13,20 @@ from pathlib import Path
 from typing import Any
 
 from tests.datasource.live_kafka import CONNECTOR_VERSION
-from tests.kafka_tools import KAFKA_VERSION, Missing, cache_folder, fetched_jars, find_java
+from tests.kafka_tools import KAFKA_VERSION, Missing, cache_folder, find_java
 from tests.serve.peers.applications import (
     CONNECT,
+    FLINK,
+    FLINK_CONNECTOR_RELEASE,
     KCAT,
     KCAT_RELEASE,
     QUICK_JVM,
     QUIET_JVM,
     SPARK,
     STREAMS,
+    artifacts,
     connect_start,
+    flink_start,
     kcat_start,
     spark_start,
     streams_start,
@@ -31,17 +35,6 @@ from tests.serve.peers.checks import CHECKS, Run
 from tests.serve.peers.peer import FRANZ_GO, HERE, Peer, franz_go, go_client, running
 from tests.support.servers import programs
 from tests.support.servers.programs import AIOKAFKA, KAFKA_PYTHON, KAFKAJS, LIBRDKAFKA, Program
-
-_IVY = """<ivy-module version="2.0">
-  <info organisation="sparklog" module="kafka-clients"/>
-  <configurations><conf name="default"/></configurations>
-  <dependencies>
-    <dependency org="org.apache.kafka" name="kafka-clients" rev="{release}" conf="{all}"/>
-    <dependency org="com.fasterxml.jackson.core" name="jackson-databind" rev="2.19.0" conf="{all}"/>
-    <dependency org="org.slf4j" name="slf4j-simple" rev="1.7.36" conf="{all}"/>
-  </dependencies>
-</ivy-module>
-"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,11 +54,8 @@ class Client:
 
 @contextmanager
 def java(release: str) -> Iterator[Peer]:
-    jars = fetched_jars(
-        f"kafka-clients-{release}",
-        _IVY.format(release=release, all="default->runtime(*),master(*)"),
-        f"kafka-clients-{release}.jar",
-    )
+    more = ("com.fasterxml.jackson.core:jackson-databind:2.19.0", "org.slf4j:slf4j-simple:1.7.36")
+    jars = artifacts(f"org.apache.kafka:kafka-clients:{release}", *more)
     command = [find_java(), *QUICK_JVM, QUIET_JVM, "-cp", f"{jars}{os.sep}*", str(HERE / "Clients.java")]
     with running("java", release, command) as peer:
         yield peer
@@ -115,6 +105,10 @@ OLD_RELEASE = "This release does not have the new group protocol."
 OLD_PROTOCOL = {"New protocol": "This client does not have the new group protocol."}
 RSKAFKA = "0.6.0"
 """The version in `rskafka/Cargo.toml`."""
+KAFKA_PYTHON_2_0 = dict.fromkeys(
+    ("Idempotent", "Transactions", "Committed", "Static"),
+    "This release does not have idempotent and transactional producers, isolation levels and static members.",
+)
 KAFKA_GO = {
     "Idempotent": "kafka-go does not have an idempotent producer.",
     "Transactions": "kafka-go does not have a transactional producer.",
@@ -135,7 +129,12 @@ CLIENTS = (
         for program in LIBRDKAFKA
     ),
     *(
-        Client(name, program.version, partial(python, program, "python_client.py", name), OLD_PROTOCOL)
+        Client(
+            name,
+            program.version,
+            partial(python, program, "python_client.py", name),
+            {**OLD_PROTOCOL, **(KAFKA_PYTHON_2_0 if program.version == "2.0.2" else {})},
+        )
         for name, releases in (("kafka-python", KAFKA_PYTHON), ("aiokafka", AIOKAFKA))
         for program in releases
     ),
@@ -160,5 +159,6 @@ CLIENTS = (
     Client("kcat", KCAT_RELEASE, kcat_start, checks=KCAT),
     Client("Kafka Streams", KAFKA_VERSION, streams_start, checks=STREAMS),
     Client("Kafka Connect", KAFKA_VERSION, connect_start, checks=CONNECT),
+    Client("Flink connector", FLINK_CONNECTOR_RELEASE, flink_start, checks=FLINK),
     Client("Spark connector", CONNECTOR_VERSION, spark_start, checks=SPARK),
 )

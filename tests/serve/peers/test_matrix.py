@@ -66,6 +66,8 @@ def test_a_client_that_was_not_run_is_not_in_the_results() -> None:
 
 
 class FakePeer(Peer):
+    is_running = True
+
     def __init__(self, answer: Any) -> None:
         self.library = "fake"
         self._answer = answer

@@ -51,20 +51,9 @@ def _maven(artifact: str) -> Callable[[Path], tuple[list[str], dict[str, str]]]:
     )
 
 
-def _pip(package: str, name: str) -> Callable[[Path], tuple[list[str], dict[str, str]]]:
-    def fetched(folder: Path) -> tuple[list[str], dict[str, str]]:
-        python = str(folder / name)
-        return [
-            "sh",
-            "-c",
-            '"$1" -m venv "$2" && "$2/bin/pip" -q install "$3"',
-            "sh",
-            sys.executable,
-            python,
-            package,
-        ], {}
-
-    return fetched
+def _pip(name: str, *packages: str) -> Callable[[Path], tuple[list[str], dict[str, str]]]:
+    script = '"$1" -m venv "$2" && pip="$2/bin/pip" && shift 2 && "$pip" -q install "$@"'
+    return lambda folder: (["sh", "-c", script, "sh", sys.executable, str(folder / name), *packages], {})
 
 
 VERSITYGW = Program("versitygw", "1.8.0", "versitygw", _go("github.com/versity/versitygw/cmd/versitygw@v1.8.0"))
@@ -85,7 +74,7 @@ LIBRDKAFKA = tuple(
         f"librdkafka-{version}",
         version,
         f"librdkafka-{version}/bin/python",
-        _pip(f"confluent-kafka=={package}", f"librdkafka-{version}"),
+        _pip(f"librdkafka-{version}", f"confluent-kafka=={package}"),
     )
     for version, package in (("2.2.0", "2.2.0"), ("2.16.0", "2.16.1"))
 )
@@ -95,7 +84,7 @@ KAFKA_PYTHON = tuple(
         f"kafka-python-{version}",
         version,
         f"kafka-python-{version}/bin/python",
-        _pip(f"kafka-python[snappy,lz4,zstd]=={version}", f"kafka-python-{version}"),
+        _pip(f"kafka-python-{version}", f"kafka-python[snappy,lz4]=={version}", "zstandard"),
     )
     for version in ("2.0.2", "2.2.15", "3.0.12")
 )
@@ -104,7 +93,7 @@ AIOKAFKA = (
         "aiokafka-0.14.0",
         "0.14.0",
         "aiokafka-0.14.0/bin/python",
-        _pip("aiokafka[snappy,lz4,zstd]==0.14.0", "aiokafka-0.14.0"),
+        _pip("aiokafka-0.14.0", "aiokafka[snappy,lz4,zstd]==0.14.0"),
     ),
 )
 """Interpreters with releases of clients that are written in Python."""
@@ -112,7 +101,7 @@ KAFKAJS = Program(
     "kafkajs-2.2.4",
     "2.2.4",
     "kafkajs/node_modules/kafkajs/package.json",
-    _npm("kafkajs@2.2.4", "kafkajs-snappy@1.1.0", "lz4js@0.2.0", "zstd-codec@0.1.5"),
+    _npm("kafkajs@2.2.4", "kafkajs-snappy@1.1.0", "lz4-napi@2.9.0", "zstd-codec@0.1.5"),
     "node",
 )
 PROGRAMS = (AZURITE, S3RVER, S3MOCK_4, S3MOCK_5, VERSITYGW, *LIBRDKAFKA)

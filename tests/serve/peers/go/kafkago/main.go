@@ -139,8 +139,11 @@ func produce(a asked) answer {
 	acks := map[string]kafka.RequiredAcks{"0": kafka.RequireNone, "1": kafka.RequireOne, "all": kafka.RequireAll}
 	rows := a.RecordList()
 	offsets, lock := make([]int64, len(rows)), sync.Mutex{}
-	writer := &kafka.Writer{Addr: kafka.TCP(a.Server), Topic: a.Topic, BatchTimeout: 10 * time.Millisecond, BatchSize: 1000,
-		RequiredAcks: acks[a.Options["acks"]], Compression: codecs[a.Options["compression.type"]],
+	// The default transport caches the topics for six seconds.
+	transport := &kafka.Transport{}
+	defer transport.CloseIdleConnections()
+	writer := &kafka.Writer{Addr: kafka.TCP(a.Server), Topic: a.Topic, Transport: transport,
+		BatchTimeout: 10 * time.Millisecond, BatchSize: 1000, RequiredAcks: acks[a.Options["acks"]], Compression: codecs[a.Options["compression.type"]],
 		Balancer: kafka.BalancerFunc(func(m kafka.Message, _ ...int) int { return int(rows[m.WriterData.(int)].Partition) }),
 		Completion: func(messages []kafka.Message, err error) {
 			lock.Lock()
@@ -162,8 +165,13 @@ func produce(a asked) answer {
 	return answer{Offsets: offsets}
 }
 
+// The first error, without the server's own words.
 func first(all map[string]error) error {
 	for _, err := range all {
+		var code kafka.Error
+		if errors.As(err, &code) {
+			return code
+		}
 		return err
 	}
 	return nil

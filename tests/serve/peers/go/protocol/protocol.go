@@ -113,14 +113,16 @@ func (a Asked) Milliseconds(name string, other time.Duration) time.Duration {
 	return time.Duration(number) * time.Millisecond
 }
 
-// Step keeps the result of a step of an admin client, or its error.
+// Step keeps the result of a step of an admin client, or its error. A broker applies changes after its response.
 func (a *Answer) Step(name string, step func() (any, error)) {
 	if a.Steps == nil {
 		a.Steps = map[string]any{}
 	}
+	time.Sleep(300 * time.Millisecond)
 	result, err := step()
 	if err != nil {
-		result = map[string]string{"error": strings.SplitN(err.Error(), "\n", 2)[0]}
+		// Behind this sign, Sarama has the server's own words.
+		result = map[string]string{"error": strings.SplitN(err.Error(), " - ", 2)[0]}
 	}
 	a.Steps[name] = result
 }

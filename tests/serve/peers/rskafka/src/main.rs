@@ -105,7 +105,12 @@ async fn produce(asked: &Value) -> Answer {
 }
 
 async fn step<F: Future<Output = Answer>>(steps: &mut Map<String, Value>, name: &str, result: F) {
-    steps.insert(name.into(), result.await.unwrap_or_else(|error| json!({ "error": error.to_string() })));
+    tokio::time::sleep(std::time::Duration::from_millis(300)).await; // A broker applies changes after its response.
+    let answer = result.await.unwrap_or_else(|error| {
+        // The words of the server follow.
+        json!({ "error": error.to_string().split(" with message").next() })
+    });
+    steps.insert(name.into(), answer);
 }
 
 async fn admin(asked: &Value) -> Answer {
