@@ -48,6 +48,12 @@ class RootAccess:
     def __post_init__(self) -> None:
         self.guard = ClockGuard(self.store, self.env)
 
+    def ensure_probed(self) -> None:
+        """Check that the store provides the guarantees that commits need, once per day and process."""
+        from sparklog.log.journal.probe_results import ensure_probed
+
+        ensure_probed(self.store, self.env.wall_ms)
+
 
 @dataclass(frozen=True, slots=True)
 class SeenState(Generic[S]):

@@ -118,6 +118,7 @@ class CommitLog(Journal[LogState, Commit, "Draft"]):
 
     def __init__(self, root: RootAccess, topic: str, resolver: Resolver | None = None) -> None:
         super().__init__(root, topic, f"topic '{topic}'")
+        self._root = root
         self.topic = topic
         self._resolver = resolver
         self._documents = RecentDocuments()
@@ -195,6 +196,7 @@ class CommitLog(Journal[LogState, Commit, "Draft"]):
         """
         from sparklog.log.state.commit_intents import Nothing
 
+        self._root.ensure_probed()
         decided_on = self.current().topic_state if origin is None else origin
         drafts: list[Draft | Nothing] = []
 

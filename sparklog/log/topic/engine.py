@@ -20,7 +20,7 @@ from sparklog.log.journal.entry_log import EntryKind, EntryLog, StateEntry
 from sparklog.log.journal.names import topic_names
 from sparklog.log.journal.seen_state import RootAccess
 from sparklog.log.state.commit import Commit, Txn
-from sparklog.log.state.commit_log import CommitLog, CommitResult
+from sparklog.log.state.commit_log import CommitLog
 from sparklog.log.state.configs import TopicConfigs
 from sparklog.log.state.slice_table import Snapshot
 from sparklog.log.state.slices import FileSlices
@@ -62,9 +62,7 @@ class RootEngine:
 
     def ensure_probed(self) -> None:
         """Check that the store provides the guarantees that commits need, once per day and process."""
-        from sparklog.log.journal.probe_results import ensure_probed
-
-        ensure_probed(self.store, self.env.wall_ms)
+        self._access.ensure_probed()
 
     def to_store_clock(self, wall_ms: int) -> int:
         """Convert a time of this host's clock to the store's clock.
@@ -179,13 +177,6 @@ class TopicLog(CommitLog):
         """Return the latest state as readers see it."""
         return read_snapshot(self.engine.decisions, self)
 
-    def commit(
-        self, intent: Intent, origin: TopicState | None = None, *, root_checked_at: ClockReading | None = None
-    ) -> CommitResult:
-        """Commit an intent that is based on state `origin`; see `sparklog.log.state.commit_intents`."""
-        self.engine.ensure_probed()
-        return super().commit(intent, origin, root_checked_at=root_checked_at)
-
     def withdraw(self, created: Commit) -> bool:
         """Delete a topic that was just created. Return False if it has another commit and therefore was not deleted."""
         from sparklog.log.state.commit_intents import DeleteIntent
@@ -246,8 +237,10 @@ class TopicLog(CommitLog):
         """Return the cached state as a target for an optimistic append. Return None if this append is not possible."""
         from sparklog.log.write.arrow_data import is_table
 
+        if not is_table(data):
+            return None
         cached = self._cached_target()
-        if cached is None or not is_table(data) or data.nbytes > cached.inline_bytes // 2:
+        if cached is None or data.nbytes > cached.inline_bytes // 2:
             return None
         return self.queue.optimistic_target(cached)
 
