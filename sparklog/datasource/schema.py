@@ -107,7 +107,7 @@ class Projection:
         columns = {name: batch.column(name) for name in self.columns}
         microseconds = _arrow_types()["timestamp"]
         if "timestamp" in columns and columns["timestamp"].type != microseconds:
-            # Use numpy, because importing `pyarrow.compute` takes long in each worker.
+            # Use numpy, because importing `pyarrow.compute` would take a long time in each worker.
             from sparklog.format.arrow_numpy import fixed_array, fixed_values
 
             milliseconds = fixed_values(columns["timestamp"], "int64").clip(MIN_MS, MAX_MS)

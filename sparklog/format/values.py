@@ -183,7 +183,7 @@ class NumberFormat(ValueFormat):
         raw = np.frombuffer(data, np.uint8) if len(starts) else np.zeros(0, np.uint8)
         if len(starts) * width == ends[-1] - ends[0]:
             cells = raw[ends[0] : ends[-1]]
-        else:  # Null rows may have bytes.
+        else:  # The buffer contains bytes for null rows.
             cells = raw[starts[:, None] + np.arange(width)].reshape(-1)
         values = np.zeros(len(column), self.layout.newbyteorder("="))
         values[valid] = cells.view(self.layout)

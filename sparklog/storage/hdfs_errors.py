@@ -20,7 +20,7 @@ _REMOTE = re.compile(r'RPCError\("(?:[\w]+\.)*([\w$]+)", "((?:[^"\\]|\\.)*)')
 _LOCAL = re.compile(r'([A-Z]\w+)(?:\((?:"([^"]*))?|\Z)')
 _MESSAGE_LENGTH = 200
 
-# (a word in the name or message of the exception, the remedy). The first match applies.
+# Pairs of a word in the name or the message of an exception, and the remedy. The first match applies.
 _REMEDIES = (
     ("SafeMode", "the namenode is in safe mode: wait until it has started, or run `hdfs dfsadmin -safemode get`"),
     ("SnapshotAccessControl", "snapshots are read-only: use the directory itself"),

@@ -195,7 +195,7 @@ class LocalStore(FolderStore):
         self._make_folders(os.path.dirname(path), key)
         try:
             with open(file, "rb") as source:
-                self._sync(source.fileno())  # the writer of the file may not have synced it
+                self._sync(source.fileno())  # the writer of the file may not have synced the file
             os.link(os.path.realpath(file), path)
             if os.stat(path).st_ino != inode:
                 os.unlink(path)
@@ -329,7 +329,7 @@ class LocalStore(FolderStore):
                 if os.path.isfile(path):
                     raise BadRequest(f"cannot create {key or 'a folder'} in {self._path}: {path} is a file") from None
             except FileNotFoundError:
-                return  # a parent was deleted concurrently, so the caller retries
+                return  # another process has deleted a parent directory, so the caller retries
             except OSError as error:
                 self._fail(error, "create", key)
 
@@ -371,7 +371,7 @@ class LocalStore(FolderStore):
                     self._synced.clear()
                 self._synced[folder] = inode
         except FileNotFoundError:
-            return  # deleted concurrently, with its directory
+            return  # another process has deleted the file and its directory
         except OSError as error:
             self._fail(error, "make durable", key)
 
@@ -440,7 +440,7 @@ class LocalStore(FolderStore):
         try:
             return _info(key, entry.stat(follow_symlinks=False))
         except FileNotFoundError:
-            return None  # deleted after the listing, or hidden by a name cache
+            return None  # the file was deleted after the listing, or a name cache hides it
         except OSError as error:
             self._fail(error, "list", key)
 

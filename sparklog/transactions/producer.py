@@ -113,7 +113,9 @@ class CommittedTransaction:
 
 
 class TransactionalProducer:
-    """A transactional producer: see `transactional`. It has one transaction at a time. Not thread-safe."""
+    """A transactional producer (see `transactional`), which can have one open transaction at a time. It is not
+    thread-safe.
+    """
 
     def __init__(
         self,

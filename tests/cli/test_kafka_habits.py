@@ -138,7 +138,7 @@ ONCE = "omit one"
         ("delete-records orders -p 0 -o -2", "expected an integer of at least -1, found '-2'"),
         (f"groups reset g --to-offset {2**63}", f"expected an integer of at least 0, found '{2**63}'"),
         ("produce a --compression brotli", "'brotli' is not one of 'none', 'gzip', 'snappy', 'lz4', 'zstd'"),
-        ("consume orders -f '%k\\n'", "expected a topic, found '%k\\\\n': use --format to give a format"),
+        ("consume orders -f '%k\\n'", "expected a topic, found '%k\\\\n': use --format to specify a format"),
         ("consume orders --format %k --json", "specify --format or --json, not both"),
         ("consume orders --include x", "specify --include or TOPIC, not both"),
         ("consume --include 'x('", "expected a regular expression, found 'x('"),

@@ -87,7 +87,7 @@ class SelectedRecords(opt.TopicChoice):
         for name in names or ():
             if "%" in name:
                 raise BadParameter(
-                    f"expected a topic, found {name!r}: use --format to give a format, because -f means --follow"
+                    f"expected a topic, found {name!r}: use --format to specify a format, because -f means --follow"
                 )
         return selection.selected(names) if names or self.pattern is not None else [selection.one_topic(None)]
 

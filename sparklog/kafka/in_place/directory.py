@@ -198,7 +198,7 @@ def parse_topic_partition(partition_dir: FilePath) -> TopicPartition:
 class _DirectoryListing:
     """A single listing of a partition directory.
 
-    `has_swaps` is True if any file ends with `.swap`, even if only indexes do.
+    `has_swaps` is True if the directory contains a `.swap` file of a log or an index.
     """
 
     segments: tuple[SegmentName, ...]

@@ -208,7 +208,7 @@ class DecisionLog(EntryLog["Decisions"]):
                 after = above if above.number == number + 1 else self._entry(number + 1)
                 if after is not None and after.prev_crc == entry.crc:
                     return entry, number
-            # The entry is older, or a stalled process has created an entry with a deleted number again.
+            # The entry is older, or a stalled process has recreated an entry whose number was deleted.
             if entry is not None and entry.is_decided(n):
                 reached("transactions: an entry with a reused number is skipped")
             low = number + 1

@@ -37,7 +37,7 @@ later number in different ways, depending on the requests that they make anyway:
 | `read_forward` on a disk, after it has read several   | a request for the number after it    | one                  |
 | `Journal._reopen`                                     | a listing (with `read_and_list`)     | one                  |
 | `Journal.refresh` of a reader that paused for minutes | a listing (`Journal._is_next_lost`)  | one after each pause |
-| `create`, if it took long                             | a read (`_check_next`)               | one                  |
+| a slow `create`                                       | a read (`_check_next`)               | one                  |
 
 If a later number exists, the missing number is read again for as long as caches may hide it. If it is still missing
 then, readers and writers fail with an error.

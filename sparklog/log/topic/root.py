@@ -206,7 +206,7 @@ class Root:
         This takes one listing and one request.
 
         Returns:
-            The defaults: `configs` by broker config name, and the configs of each of the `patterns`.
+            The defaults. `configs` contains values by broker config name, and `patterns` contains configs by pattern.
         """
         return self.engine.defaults.read(latest=True)
 
