@@ -49,6 +49,8 @@ class ConsumerGroupMember:
         self.membership = membership
         self.epoch = epoch
         """The epoch in the latest response; before the first response, that of the request."""
+        self.assigned: Partitions = frozenset()
+        """The partitions in the latest response."""
         self._previous_epoch = 0
         self._offered = offered
         """The owned partitions that the client may read: those that a response has contained."""
@@ -72,7 +74,7 @@ class ConsumerGroupMember:
             self._offered = frozenset()
         if epoch in (0, self.epoch):
             return
-        is_possible = owned is not None and owned <= self.membership.member.assigned
+        is_possible = owned is not None and owned <= self.assigned
         if epoch != self._previous_epoch or not is_possible:
             reached("groups: a heartbeat with an invalid epoch is rejected")
             raise self._mismatch(epoch)
@@ -96,13 +98,18 @@ class ConsumerGroupMember:
         self.membership.revoke(epoch=epoch)
 
     def respond(self, epoch: int) -> Partitions:
-        """Set the epoch of the response to a heartbeat, and return the partitions that the client may own."""
+        """Set the epoch of the response to a heartbeat, and return the partitions that the client may own.
+
+        As in Kafka, the client gets the next epoch and new partitions when it has revoked all partitions that it must
+        revoke.
+        """
         member, state = self.membership.member, self.membership.state
-        self._previous_epoch = epoch
-        if self._offered.isdisjoint(member.revoked):
-            self.epoch = state.generation
-        self._offered = (self._offered | member.assigned) & member.owned
-        return member.assigned
+        must_revoke = not self._offered.isdisjoint(member.revoked)
+        self.assigned = member.assigned & self._offered if must_revoke else member.assigned
+        self._offered = (self._offered | self.assigned) & member.owned
+        if not must_revoke and self.epoch != state.generation:
+            self.epoch, self._previous_epoch = state.generation, epoch
+        return self.assigned
 
     def commit(self, epoch: int, offsets: Offsets) -> None:
         """Commit offsets. Raises `EpochMismatch` if the epoch is not the member's epoch."""

@@ -98,7 +98,7 @@ class Group(GroupJournal):
         members = state.members if active else ()
         instance = state.owner.id if active and state.owner is not None else None
         name = DEAD if not state.exists else EMPTY if not active else STABLE
-        if not all(member.is_stable for member in members):
+        if not all(member.is_stable and not member.has_left for member in members):
             name = RECONCILING
         pending = tuple(
             (item.txn, item.n, *position)

@@ -98,6 +98,11 @@ class GroupMember:
         return not self.revoked and not self.awaited
 
     @property
+    def has_left(self) -> bool:
+        """True for a static member of the consumer protocol that has left temporarily."""
+        return self.consumer is not None and self.consumer.has_left
+
+    @property
     def assigned(self) -> Partitions:
         """The partitions that a server returns to its client."""
         return self.owned - self.revoked

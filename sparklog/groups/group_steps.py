@@ -108,7 +108,7 @@ def join(
 
 def is_unreleased(before: GroupMember, member: GroupMember) -> bool:
     """Return True if a static member still has an instance id with which another member joins."""
-    return before.consumer is not None and member.consumer is not None and not before.consumer.has_left
+    return before.consumer is not None and member.consumer is not None and not before.has_left
 
 
 def is_excluded(state: GroupState, member: GroupMember, expired: Expired) -> bool:
@@ -190,13 +190,13 @@ def move(state: GroupState, member_id: str, epoch: int, owned: Partitions | None
     Raises:
         Fenced: If the member was removed from the group.
         EpochMismatch: If the epoch is not that of the member. As in Kafka, the previous epoch is accepted if the client
-            owns only partitions that are assigned to it, because the response with the new epoch may have been lost.
+            lists only partitions that it owns, because the response with the new epoch may have been lost.
     """
     item = state.member(member_id)
     if item is None or item.consumer is None:
         raise Fenced(f"member {member_id} was removed from group '{state.id}'; join again")
-    is_previous = epoch == item.consumer.previous_epoch and owned is not None and owned <= item.assigned
-    is_current = item.generation <= epoch <= state.generation and not item.consumer.has_left
+    is_previous = epoch == item.consumer.previous_epoch and owned is not None and owned <= item.owned
+    is_current = item.generation <= epoch <= state.generation and not item.has_left
     if epoch != 0 and not is_current and not is_previous:
         raise EpochMismatch.of(state.id, member_id, epoch, item.generation)
     reached("groups: a member of the consumer protocol moves to another server")

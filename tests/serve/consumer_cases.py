@@ -390,3 +390,37 @@ def _case(run: Script) -> Case:
 
 
 CONSUMER_CASES = {f"consumers: {name}": _case(run) for name, run in SCRIPTS.items()}
+_THREE = {"t": [0, 1, 2]}
+_REST = {"t": [3, 4, 5]}
+_MEMBER = [None, "", 1, ["t"]]
+DIFFERENT_STEPS: dict[str, dict[int, Answer]] = {
+    # A broker fences a member that joins again while it must revoke partitions, until its session times out. The epoch
+    # 0 means that the client has abandoned its partitions.
+    "consumers: a member that joins again": {
+        6: ["NONE", "higher", _THREE],
+        7: ["NONE", "same", _REST],
+        8: [
+            *("Stable", "uniform"),
+            [["a", None, *_MEMBER, _THREE, _THREE, True], ["b", None, *_MEMBER, _REST, _REST, True]],
+        ],
+    },
+    # Member b has not got partition 5 yet, but owns it, because an entry assigns free partitions to their next owners.
+    "consumers: repeated heartbeats": {10: ["NONE", "higher", {}]},
+    # The response to a join may have been lost. Each join of a static member starts a generation.
+    "consumers: a static member that joins again": {
+        2: ["NONE", "same", {"t": [0, 1, 2, 3, 4, 5]}],
+        4: ["NONE", "higher", {"t": [0, 1, 2, 3, 4, 5]}],
+    },
+    # A static member that leaves temporarily releases the partitions that it must revoke.
+    "consumers: a static member returns after a rebalance": {
+        5: ["NONE", "same", _REST],
+        6: [
+            *("Reconciling", "uniform"),
+            [["a", "i", *_MEMBER, _THREE, _THREE, False], ["c", None, *_MEMBER, _REST, _REST, True]],
+        ],
+        8: ["NONE", "higher", None],
+    },
+    # An empty group has no type. Clients rejoin with this code, and fail with the code of a broker.
+    "consumers: a group without members": {3: "UNKNOWN_MEMBER_ID"},
+}
+"""The steps in which our server differs from a broker on purpose."""

@@ -12,7 +12,7 @@ from collections.abc import Collection
 
 from sparklog.errors import BadRequest
 from sparklog.groups.assignors import SERVER_ASSIGNORS
-from sparklog.groups.group import CONSUMER, GroupDescription
+from sparklog.groups.group import CONSUMER, RECONCILING, STABLE, GroupDescription
 from sparklog.groups.group_members import GroupMember, Partitions, by_topic, group_assignor
 from sparklog.kafka.messages.message_schema import Fields
 from sparklog.serve.apis.groups import check_texts, coordinator_of
@@ -52,7 +52,7 @@ async def consumer_group_heartbeat(request: ServedRequest) -> Fields:
         heartbeat = await _heartbeat(request, member or coordinator.root.env.new_id())
         client = await coordinator.heartbeat(fields["groupId"], heartbeat)
         assert client.member is not None
-        assignment = await _assignment(request, client.member.membership.member.assigned)
+        assignment = await _assignment(request, client.member.assigned)
     except FAILURES as error:
         return {"errorCode": _code(error), "errorMessage": str(error)}
     response: Fields = {
@@ -189,6 +189,7 @@ async def _described(request: ServedRequest, name: str) -> Fields:
 
 async def _description_row(request: ServedRequest, description: GroupDescription, local: ConsumerMembers) -> Fields:
     topics = {topic for member in description.members for topic, _ in member.target | member.owned}
+    topics |= {topic for client in local.clients.values() if client.member for topic, _ in client.member.assigned}
     ids = await _topic_ids(request.services.log, request, topics)
 
     def assignment(partitions: Partitions) -> Fields:
@@ -201,27 +202,36 @@ async def _description_row(request: ServedRequest, description: GroupDescription
         }
 
     def row(member: GroupMember) -> Fields:
-        client = local.clients.get(member.id)
-        epoch = description.generation if member.is_stable else member.generation
-        consumer = member.consumer
+        client, consumer = local.clients.get(member.id), member.consumer
+        epoch = description.generation if not member.revoked else member.generation
+        assigned = member.assigned
+        if client is not None and client.member is not None:
+            # What the client knows. The client gets the other changes with the response to its next heartbeat.
+            epoch, assigned = client.member.epoch, client.member.assigned
+        if member.has_left:
+            epoch = LEAVE_TEMPORARILY_EPOCH
         return {
             "memberId": member.id,
             "instanceId": member.instance_id,
             "rackId": consumer.rack_id if consumer is not None else None,
-            "memberEpoch": epoch if client is None or client.member is None else client.member.epoch,
+            "memberEpoch": epoch,
             "clientId": member.client_id,
             "clientHost": f"/{member.host}",
             "subscribedTopicNames": sorted(member.topics if consumer is None else consumer.topic_names),
-            "subscribedTopicRegex": consumer.topic_regex if consumer is not None else None,
-            "assignment": assignment(member.assigned),
+            "subscribedTopicRegex": (consumer.topic_regex if consumer is not None else None) or "",
+            "assignment": assignment(assigned),
             "targetAssignment": assignment(member.target),
             "memberType": CLASSIC_MEMBER if consumer is None else CONSUMER_MEMBER,
         }
 
+    members = [row(member) for member in description.members]
+    is_stable = all(
+        row["memberEpoch"] == description.generation and row["assignment"] == row["targetAssignment"] for row in members
+    )
     return {
-        "groupState": description.state,
+        "groupState": STABLE if is_stable else RECONCILING,
         "groupEpoch": description.generation,
         "assignmentEpoch": description.generation,
         "assignorName": group_assignor(description.members),
-        "members": [row(member) for member in description.members],
+        "members": members,
     }

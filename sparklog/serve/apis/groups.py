@@ -226,6 +226,10 @@ async def _commit(coordinator: Coordinator, fields: Fields, positions: Positions
         await coordinator.consumers(group).commit(member, generation, positions)
         return
     members = coordinator.members(group)
+    if version >= CONSUMER_VERSION and not members.members:
+        state = await coordinator.run(coordinator.group(group).log.refresh)
+        if not state.exists:
+            raise CodeError(Code.GROUP_ID_NOT_FOUND)
     sender = members.checked(member, generation, fields["groupInstanceId"])
     members.restart_session(sender)
     if members.state == COMPLETING:

@@ -196,7 +196,7 @@ class ConsumerClient:
         async def send(server: ConsumerMembers) -> tuple[int, Partitions]:
             client = await server.heartbeat(request)
             assert client.member is not None
-            return client.member.epoch, client.member.membership.member.assigned
+            return client.member.epoch, client.member.assigned
 
         try:
             response = self.ask(send)
