@@ -159,7 +159,7 @@ class TransactionCoordinator:
                 continued = base.epoch
             return init(base, str(ClientInstance(timeout_ms, continued, new_id)), None, self.root.env.wall_ms())
 
-        return self.producer(log.write(step))
+        return self._producer_after(log, step)
 
     def producer(self, state: Decisions, epoch: int | None = None) -> ProducerEpoch:
         """Return the producer of an epoch in the journal of a transactional id; None: of the latest one."""
@@ -169,6 +169,20 @@ class TransactionCoordinator:
         name = f"{self.root.id}/{state.id}/{cycle}"
         digest = hashlib.blake2b(name.encode(), digest_size=8).digest()
         return ProducerEpoch(MIN_PRODUCER_ID + (int.from_bytes(digest, "big") >> 3), producer_epoch)
+
+    def _producer_after(self, log: DecisionLog, step: Step[Decisions]) -> ProducerEpoch:
+        """Write an entry, and return its producer. The latest entry may already have the epoch of another client."""
+        latest: Decisions | None = None
+
+        def drafted(base: Decisions) -> Decisions | None:
+            nonlocal latest
+            after = step(base)
+            latest = after or base
+            return after
+
+        log.write(drafted)
+        assert latest is not None
+        return self.producer(latest)
 
     def _former(self, state: Decisions) -> ProducerEpoch | None:
         """Return the producer of the epoch before the latest one, if its client may not know the latest epoch.
@@ -226,13 +240,15 @@ class TransactionCoordinator:
             found = self._prepares(state, n)
 
         def step(base: Decisions) -> Decisions | None:
-            if is_v2 and self._has_ended(base, producer, is_commit=is_commit):
-                # The response to an earlier attempt was lost.
-                return None
+            if is_v2:
+                if self._has_ended(base, producer, is_commit=is_commit):
+                    # The response to an earlier attempt was lost.
+                    return None
+                self._check_instance(base, producer)
             after = self._committed(base, producer, n, found) if is_commit else self._aborted(base, producer, n)
             return None if after is None else _with_next_epoch(base, after, is_v2=is_v2)
 
-        return self.producer(log.write(step))
+        return self._producer_after(log, step)
 
     def _has_ended(self, state: Decisions, producer: ProducerEpoch, *, is_commit: bool) -> bool:
         """Return True if `producer`, with its former epoch, has ended the latest transaction with this result.

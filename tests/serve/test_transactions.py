@@ -17,7 +17,8 @@ from sparklog.errors import Fenced
 from sparklog.groups.group import Group
 from sparklog.groups.lag import Groups
 from sparklog.limits import MAX_TRANSACTION_TIMEOUT_MS
-from sparklog.log.decisions.decision import BY_TIMEOUT
+from sparklog.log.decisions.decision import BY_TIMEOUT, Decisions
+from sparklog.log.decisions.decision_log import DecisionLog
 from sparklog.serve import server, transactions
 from sparklog.serve.apis.transactions import _matching
 from sparklog.serve.appends import Appends
@@ -558,6 +559,41 @@ def test_a_retry_of_end_txn_that_loses_the_race_gets_the_same_response(monkeypat
     results.append(one.end("job", producer, is_commit=True, is_v2=True))
     assert results == [ProducerEpoch(producer.producer_id, 1)] * 2
     assert one.root.topic("t").scan().to_table().num_rows == 1
+
+
+def test_a_stalled_end_txn_does_not_return_the_epoch_of_a_newer_instance(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The client has repeated EndTxn, which committed the transaction, and then another instance has begun."""
+    one, two = coordinators(World())
+    producer = one.init("job", 60_000)
+    _produce(one, producer)
+    found = TransactionCoordinator._prepares
+
+    def stalled(self: TransactionCoordinator, *arguments: Any) -> Any:
+        prepares = found(self, *arguments)
+        if self is one:
+            two.end("job", producer, is_commit=True, is_v2=True)
+            two.init("job", 60_000)
+        return prepares
+
+    monkeypatch.setattr(TransactionCoordinator, "_prepares", stalled)
+    with pytest.raises(CodeError, match="PRODUCER_FENCED"):
+        one.end("job", producer, is_commit=True, is_v2=True)
+
+
+def test_init_producer_id_returns_its_own_epoch_although_another_instance_follows() -> None:
+    world = World()
+    one, two = coordinators(world)
+    write, newer = DecisionLog.write, list[ProducerEpoch]()
+
+    def then_another(self: DecisionLog, step: Any) -> Decisions:
+        write(self, step)
+        newer.append(two.init("job", 60_000))
+        return self.refresh()
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(one.log("job"), "write", then_another.__get__(one.log("job")))
+        older = one.init("job", 60_000)
+    assert (older.epoch, newer[0].epoch) == (0, 1)
 
 
 @pytest.mark.parametrize("is_v2", [True, False])
