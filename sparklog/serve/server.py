@@ -28,7 +28,7 @@ from sparklog.serve.served_log import ServedLog
 from sparklog.serve.services import Services
 from sparklog.storage import open_store
 
-BACKLOG = 4_096
+BACKLOG = 1_024
 """The operating system uses a smaller number if `net.core.somaxconn` is smaller."""
 ACCEPT_PAUSE_SECONDS = 0.5
 SWEEP_SECONDS = 5.0

@@ -16,7 +16,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, Protocol
@@ -90,6 +90,8 @@ class Aiokafka:
 
 
 class Librdkafka:
+    settings: Mapping[str, str] = {}
+
     def __init__(self, addresses: str, group: str, session: str, instance: str | None) -> None:
         from confluent_kafka import Consumer
 
@@ -101,7 +103,11 @@ class Librdkafka:
             "session.timeout.ms": int(session) * 1000,
             "heartbeat.interval.ms": 200,
             "reconnect.backoff.max.ms": 200,
+            **self.settings,
         }
+        if "group.protocol" in settings:
+            # The server chooses these.
+            del settings["session.timeout.ms"], settings["heartbeat.interval.ms"]
         self._consumer = Consumer(settings | ({} if instance is None else {"group.instance.id": instance}))
         self._consumer.subscribe(["t"])
 
@@ -114,6 +120,12 @@ class Librdkafka:
 
     def commit(self) -> None:
         self._consumer.commit(asynchronous=False)
+
+
+class LibrdkafkaConsumerProtocol(Librdkafka):
+    """librdkafka with the consumer protocol (KIP-848), from version 2.4 on."""
+
+    settings: Mapping[str, str] = {"group.protocol": "consumer"}
 
 
 class Native:
@@ -149,11 +161,17 @@ class Native:
         self._consumer.commit()
 
 
-CLIENTS = {"kafka-python": KafkaPython, "aiokafka": Aiokafka, "librdkafka": Librdkafka, "sparklog": Native}
+CLIENTS: dict[str, Callable[[str, str, str, str | None], AnyConsumer]] = {
+    "kafka-python": KafkaPython,
+    "aiokafka": Aiokafka,
+    "librdkafka": Librdkafka,
+    "consumer protocol": LibrdkafkaConsumerProtocol,
+    "sparklog": Native,
+}
 
 
 def main(client: str, addresses: str, group: str, session: str, instance: str | None = None) -> None:
-    consumer: AnyConsumer = CLIENTS[client](addresses, group, session, instance)
+    consumer = CLIENTS[client](addresses, group, session, instance)
     assigned: list[int] = []
     while True:
         try:

@@ -20,7 +20,23 @@ SHORT = {
     "maxWaitMs", "timeoutMs", "sessionTimeoutMs", "rebalanceTimeoutMs", "numPartitions", "count", "retentionTimeMs"
 }  # fmt: skip
 """Waits and counts of partitions, which a server must respect, so that large values only make the test slow."""
-NAMES = ("t", "u", "g", "h", "job", "other", "", "a/b", ".", "__consumer_offsets", "ß" * 40, "x" * 249, "x" * 32_000)
+NAMES = (
+    "t",
+    "u",
+    "g",
+    "h",
+    "c",
+    "m1",
+    "job",
+    "other",
+    "",
+    "a/b",
+    ".",
+    "__consumer_offsets",
+    "ß" * 40,
+    "x" * 249,
+    "x" * 32_000,
+)
 LENGTHS = (b"\x7f\xff\xff\xff", b"\xff\xff\xff\xff", b"\x80\0\0\0", b"\xff\xff\xff\xff\x07", b"\x7f\xff", b"\0\0\0\0")
 UNKNOWN_TAGS = (
     b"\1\x63\4tags",

@@ -141,6 +141,32 @@ def group_members(random_: Random) -> Sequence:
     yield "DeleteGroups", {"groupsNames": [group]}
 
 
+def consumer_members(random_: Random) -> Sequence:
+    """The life of a member of the consumer protocol (KIP-848), in a group of its own or with classic members."""
+    group, member = random_.choice(("c", "g")), random_.choice(("m1", "m2"))
+    found = yield "Metadata", {"topics": [{"topicId": "A" * 22, "name": "t"}], "allowAutoTopicCreation": False}
+    topic_id = value_of(found, "topicId", TOPIC_ID)
+    unchanged = {"rebalanceTimeoutMs": -1, "subscribedTopicNames": None, "subscribedTopicRegex": None}
+    unchanged |= {"instanceId": random_.choice((None, None, "static")), "rackId": None, "serverAssignor": None}
+    common = {"groupId": group, "memberId": member, **unchanged, "topicPartitions": None}
+    subscribed = {"rebalanceTimeoutMs": 50, "subscribedTopicNames": ["t"], "topicPartitions": []}
+    if random_.random() < 0.3:
+        subscribed |= {"subscribedTopicNames": [], "subscribedTopicRegex": random_.choice(("t|u", ".*", "(("))}
+    found = yield "ConsumerGroupHeartbeat", {**common, **subscribed, "memberEpoch": 0}
+    common["memberId"] = value_of(found, "memberId", member) or member
+    for number in range(random_.randint(1, ROUNDS)):
+        epoch = value_of(found, "memberEpoch", number)
+        owned = [{"topicId": topic_id, "partitions": [0]}] if number else None
+        found = yield "ConsumerGroupHeartbeat", {**common, "memberEpoch": epoch, "topicPartitions": owned}
+        sender = {"groupId": group, "memberId": common["memberId"], "groupInstanceId": None}
+        yield "OffsetCommit", {**sender, "generationIdOrMemberEpoch": epoch, "topics": offset_rows(number)}
+        rows = [{"name": "t", "partitionIndexes": [0]}]
+        asked = {"groupId": group, "memberId": common["memberId"], "memberEpoch": epoch, "topics": rows}
+        yield "OffsetFetch", {**asked, "requireStable": True, "groups": [asked]}
+    yield "ConsumerGroupDescribe", {"groupIds": [group, "nosuch"], "includeAuthorizedOperations": True}
+    yield "ConsumerGroupHeartbeat", {**common, "memberEpoch": random_.choice((-1, -1, -2))}
+
+
 def reads(random_: Random) -> Sequence:
     """A consumer without a group: metadata, offsets, records, and the removal of records."""
     topics = [{"topicId": "A" * 22, "name": topic} for topic in TOPICS]
@@ -182,6 +208,7 @@ SEQUENCES: tuple[Callable[[Random], Sequence], ...] = (
     transactions,
     idempotent_batches,
     group_members,
+    consumer_members,
     reads,
     administration,
 )
