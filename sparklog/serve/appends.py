@@ -71,7 +71,11 @@ class PendingBatch(ReceivedBatch):
 
 @dataclass(slots=True)
 class TopicQueue:
-    """The pending batches of a topic, and the start of their commit in event loop time; see the module."""
+    """The pending batches of a topic, and when their next commit starts, in event loop time.
+
+    The module docstring describes `earliest_start`, `latest_start` and `expected_batches`. `worker` is the task that
+    commits the batches.
+    """
 
     linger_seconds: float
     pending: deque[PendingBatch] = field(default_factory=deque)
@@ -137,13 +141,13 @@ class Appends:
         topic: str,
         partition: int,
         records: memoryview | None,
-        version: int,
+        api_version: int,
         transaction: ClientTransaction | None = None,
         topic_id: str | None = None,
     ) -> asyncio.Future[ProduceResponse]:
         """Queue a batch, and return a future that completes when the batch is durable or was rejected."""
         loop = asyncio.get_running_loop()
-        batch = PendingBatch(partition, records, version, transaction, topic_id, loop.create_future())
+        batch = PendingBatch(partition, records, api_version, transaction, topic_id, loop.create_future())
         queue = self._topics.get(topic) or self._topics.setdefault(topic, TopicQueue(self._linger))
         queue.add(batch)
         if queue.worker is None or queue.worker.done():
@@ -183,10 +187,11 @@ class Appends:
             del self._topics[topic]
 
     async def _commit(self, topic: str, queue: TopicQueue, batches: Sequence[PendingBatch]) -> Responses:
-        if self._is_closed:
-            return dict.fromkeys(batches, STOPPING)
+        """Commit batches and return their responses. There are none after an internal error."""
         try:
             async with nullcontext() if queue.exists else self._unknown_topics:
+                if self._is_closed:
+                    return dict.fromkeys(batches, STOPPING)
                 log = self._root.engine.log(topic)
                 responses: Responses = await self._run(self._commit_batches, log, batches)
                 known = log.known()

@@ -40,11 +40,15 @@ _WRITTEN = (Code.NONE, Code.DUPLICATE_SEQUENCE_NUMBER)
 
 @dataclass(slots=True, eq=False)
 class ReceivedBatch:
-    """The records of one partition in a Produce request of this version. `topic_id` is None if it has no topic ids."""
+    """The records of one partition in a Produce request.
+
+    * `api_version`: the version of the request
+    * `topic_id`: None if the request has no topic ids
+    """
 
     partition: int
     records: memoryview | None
-    version: int
+    api_version: int
     transaction: ClientTransaction | None
     topic_id: str | None
 
@@ -88,13 +92,14 @@ def _commit_transactional(log: TopicLog, batches: Sequence[ReceivedBatch], trans
     except FAILURES as error:
         code, message = code_of(error), str(error)
         return {
-            batch: ProduceResponse(known_code(code, "Produce", batch.version), message=message) for batch in batches
+            batch: ProduceResponse(known_code(code, "Produce", batch.api_version), message=message) for batch in batches
         }
 
 
 def _commit_group(
     log: TopicLog, batches: Sequence[ReceivedBatch], txn: Txn | None = None, recent: RecentBatches | None = None
 ) -> Responses:
+    """Commit the valid batches of one transaction, or without a transaction. Validate them again after a conflict."""
     responses = Responses()
     try:
         known = log.known()
@@ -130,7 +135,7 @@ def _checked(log: TopicLog, target: AppendTarget, batches: Sequence[ReceivedBatc
             responses[batch] = ProduceResponse(Code.UNKNOWN_TOPIC_OR_PARTITION)
             continue
         try:
-            produced = checked_batch(batch.records, batch.version, target.configs, now_ms)
+            produced = checked_batch(batch.records, batch.api_version, target.configs, now_ms)
         except CodeError as problem:
             rows: Any = problem.fields.get("recordErrors", ())
             responses[batch] = ProduceResponse(problem.code, message=str(problem), record_errors=rows)
