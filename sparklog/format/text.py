@@ -38,7 +38,7 @@ codecs.register_error(JAVA_ERRORS, _replace)
 
 
 def parse_key(text: str, kind: str | ValueFormat = "string") -> bytes:
-    """Return the bytes of a key that was entered in a format.
+    """Encode a key that a user has entered as text, and return its bytes.
 
     Raises `BadRequest` if the key is invalid in that format.
     """
@@ -46,7 +46,9 @@ def parse_key(text: str, kind: str | ValueFormat = "string") -> bytes:
 
 
 def parse_keys(texts: Sequence[str], kind: str | ValueFormat, name: str) -> list[bytes]:
-    """Return the bytes of keys that were entered in a format. Raises `BadRequest`, with `name`, if a key is invalid."""
+    """Encode keys that a user has entered as text, and return their bytes. Raises `BadRequest`, with `name`, if a key
+    is invalid.
+    """
     encoded = [text.encode("utf-8", "surrogateescape") for text in texts]
     if kind == "string":
         return encoded

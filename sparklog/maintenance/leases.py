@@ -55,7 +55,9 @@ class Claim:
     topics: tuple[str, ...] = ()
 
     def is_valid_at(self, now_ms: int) -> bool:
-        """Return True if the claim has not expired. An end that is too far ahead was written with a wrong clock."""
+        """Return True if the claim has not expired. If the end is too far ahead, a wrong clock has set it, so the claim
+        is invalid.
+        """
         return now_ms < self.until_ms <= now_ms + LEASE_MS + MAX_AHEAD_MS
 
     def __str__(self) -> str:

@@ -36,7 +36,7 @@ class PatientStore(WrapperStore):
                 return None
 
         if (data := self._awaited(key, read)) is None:
-            # Read again, because the error of the store describes the missing object.
+            # Read the object again, to raise the store's own error, which describes the missing object.
             return self.inner.get(key, start, length)
         return data
 

@@ -74,7 +74,7 @@ _STARTED: weakref.WeakSet[HeartbeatThread] = weakref.WeakSet()
 
 
 def _stop_all() -> None:
-    # Of the threads of its parent, a forked child process only has the objects.
+    # A forked child process has the thread objects of its parent, but these threads do not run in the child.
     threads = [thread for thread in _STARTED if thread.is_alive()]
     for thread in threads:
         thread.stop()

@@ -293,7 +293,7 @@ def _check_same_log(source: TopicSource, part: PartitionSource, imported: Import
     names = list_segments(part.partition_dir, env=env)
     try:
         log_start, log_end = _read_bounds(part, names)
-        # If damage is skipped, there may be records after the log end that the scan finds.
+        # If damage is skipped, the log may contain imported records after the log end that this scan finds.
         if log_end < imported.end and policy != SKIP:
             raise Conflict(
                 f"{where} ends at {log_end}, but was imported up to {imported.end}: the log was truncated, for example"

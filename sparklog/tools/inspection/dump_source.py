@@ -120,7 +120,7 @@ def find(paths: Sequence[str], root: str | None = None) -> list[DumpFile]:
             store, key, shown = open_store(path), "", path.rstrip("/") or "/"
         else:
             if not os.path.exists(path):
-                local_path(path)  # raises an error for the location of a store
+                local_path(path)  # raise an error if the path is the location of a store
             folder, key = os.path.split(path)
             if not key or not os.path.isdir(folder or "."):
                 raise NotFound(f"{path} does not exist")
