@@ -260,6 +260,10 @@ class Services:
         """
         return await asyncio.get_running_loop().run_in_executor(self._fetch_pool, function, *arguments)
 
+    def start_fetch(self, function: Callable[..., None], *arguments: object) -> None:
+        """Call a function in a thread for fetches, without waiting for it. The function must not raise exceptions."""
+        self._fetch_pool.submit(function, *arguments)
+
 
 @dataclass(slots=True)
 class Client:

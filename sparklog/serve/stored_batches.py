@@ -8,21 +8,23 @@ If the remainder of a range contains no visible batches, because all of them wer
 covers the offsets. Clients continue after this batch, as after a batch that Kafka's cleaner has emptied.
 
 A window of batches is read at once and returned in the sizes that the client requests. The remainder is buffered for
-the next fetch.
+the next fetch. When less than half of a window remains, the next window is read while the client processes its records.
 """
 
 from __future__ import annotations
 
+import threading
 from bisect import bisect_right
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
 import numpy as np
 
-from sparklog.errors import Corrupt
+from sparklog.errors import Corrupt, SparklogError
 from sparklog.format.batch_scan import scan_headers
 from sparklog.format.filter_batches import rewrite_headers
 from sparklog.format.new_arrays import new_array
@@ -90,6 +92,8 @@ class FetchedRecords:
     next: int = 0
     aborted: list[tuple[int, int]] | None = None
     """The producer id and first offset of each aborted Kafka transaction in the batches."""
+    next_window: FetchPosition | None = None
+    """The position to pass to `read_ahead`, if the next window should be read now."""
 
 
 class StoredBatches:
@@ -100,6 +104,8 @@ class StoredBatches:
         self._lock = ForkLock()
         self._buffered: OrderedDict[FetchPosition, _Chunk] = OrderedDict()
         self._free_bytes = BUFFER_BYTES
+        self._ahead: dict[FetchPosition, threading.Event] = {}
+        """The windows that `read_ahead` is reading."""
 
     def has_buffered(self, position: FetchPosition, end: int, nbytes: int) -> bool:
         """Return True if all batches from this position to offset `end`, or at least `nbytes`, are in memory.
@@ -135,7 +141,8 @@ class StoredBatches:
             if recent.batches:
                 continue
             try:
-                chunk = self._pop(here) or self._load(here, end, max(WINDOW_BYTES, min(nbytes, 2 * WINDOW_BYTES)))
+                buffered = self._pop(here)
+                chunk = buffered or self._load(here, end, max(WINDOW_BYTES, min(nbytes, 2 * WINDOW_BYTES)))
             except Corrupt:
                 if not records.nbytes:
                     raise
@@ -148,6 +155,8 @@ class StoredBatches:
                 aborted += [chunk.aborted] if chunk.aborted is not None else []
             if chunk.nbytes:
                 self._buffer(replace(position, offset=records.next), chunk)
+            is_ending = buffered is not None and chunk.nbytes < WINDOW_BYTES // 2 and chunk.following[-1] < end
+            records.next_window = replace(position, offset=chunk.following[-1]) if is_ending else None
             if chunk.nbytes or records.nbytes >= nbytes:
                 break
         if position.isolation == READ_COMMITTED:
@@ -158,7 +167,25 @@ class StoredBatches:
         recent, topic_id, offset = self._log.recent, position.topic_id, position.offset
         return recent.read(topic_id, position.partition, offset, end, nbytes, at_least_one=at_least_one)
 
+    def read_ahead(self, position: FetchPosition, end: int) -> None:
+        """Read and buffer the window at a position, unless this has already been done. Errors are ignored.
+
+        The fetch at this position waits for the window, or gets the error.
+        """
+        with self._lock:
+            if position in self._ahead or position in self._buffered:
+                return
+            complete = self._ahead[position] = threading.Event()
+        try:
+            with suppress(SparklogError):
+                self._buffer(position, self._load(position, end, WINDOW_BYTES))
+        finally:
+            del self._ahead[position]
+            complete.set()
+
     def _pop(self, position: FetchPosition) -> _Chunk | None:
+        if (ahead := self._ahead.get(position)) is not None:
+            ahead.wait()
         with self._lock:
             chunk = self._buffered.pop(position, None)
             self._free_bytes += chunk.nbytes if chunk else 0

@@ -8,6 +8,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Collection
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,13 +16,15 @@ from typing import Any
 import pytest
 
 import sparklog
+from sparklog.errors import Unavailable
 from sparklog.format import compression, decode, payloads
 from sparklog.format.batch_scan import scan_headers
+from sparklog.log.state.view import OffsetRange
 from sparklog.log.topic.root import RootView
 from sparklog.serve import server, stored_batches
 from sparklog.serve.codes import Code
 from sparklog.serve.connection import Connection
-from sparklog.serve.options import ServeLimits
+from sparklog.serve.options import Address, ServeLimits
 from sparklog.serve.served_log import FetchPosition, ServedLog
 from sparklog.serve.stored_batches import FetchedRecords, StoredBatches
 from tests.fixture_data import expected_offsets, expected_records, split_partition
@@ -228,6 +231,104 @@ def test_the_remainder_of_a_window_does_not_keep_its_memory(tmp_path: Path) -> N
         kept = sum(len(memoryview(chunk.data.obj).cast("B")) for chunk in batches._buffered.values())
         assert kept <= 2 * (len(whole) - sum(map(len, read)))
     assert b"".join(read) == whole
+
+
+def windows_of(path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[ServedLog, FetchPosition, list[int]]:
+    """Return a log of 20 batches of about 1 KB, its start, and the offsets at which windows of 4 KB are planned."""
+    root = sparklog.open(path, create=True)
+    topic = root.create_topic("t")
+    for number in range(20):
+        topic.append({"value": [random.Random(number).randbytes(1_000)]})
+    log, planned, plan = ServedLog(RootView(root), root, None), list[int](), ServedLog.plan
+
+    def recording(log: ServedLog, offsets: OffsetRange, *arguments: Any) -> Any:
+        planned.append(offsets.start)
+        return plan(log, offsets, *arguments)
+
+    monkeypatch.setattr(ServedLog, "plan", recording)
+    monkeypatch.setattr(stored_batches, "WINDOW_BYTES", 4_400)
+    return log, FetchPosition("t", log.poll(["t"])["t"].topic_id, 0, "read_uncommitted", 0), planned
+
+
+def test_the_next_window_is_read_while_the_client_processes_a_window(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log, start, planned = windows_of(tmp_path, monkeypatch)
+    batches, read, ahead = StoredBatches(log), list[memoryview](), list[int]()
+    offset = 0
+    while offset < 20:
+        records = batches.read(replace(start, offset=offset), 20, 1_200, at_least_one=True)
+        read, offset = [*read, *records.buffers], records.next
+        if records.next_window is not None:
+            before = len(planned)
+            batches.read_ahead(records.next_window, 20)
+            batches.read_ahead(records.next_window, 20)
+            assert planned[before:] in ([], [records.next_window.offset]), "a window is read once"
+            ahead += planned[before:]
+            assert offset <= records.next_window.offset, "before the client needs it"
+    assert b"".join(read) == b"".join(StoredBatches(log).read(start, 20, 1 << 20, at_least_one=True).buffers)
+    assert planned[: 1 + len(ahead)] == [0, *ahead], "fetches read only the first window"
+    assert len(ahead) >= 3
+
+
+def test_a_fetch_waits_for_the_window_that_is_being_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    log, start, planned = windows_of(tmp_path, monkeypatch)
+    batches, window = StoredBatches(log), replace(start, offset=4)
+    reading, complete, load = threading.Event(), threading.Event(), StoredBatches._load
+
+    def slow(batches: StoredBatches, *arguments: Any) -> Any:
+        reading.set()
+        assert complete.wait(60)
+        return load(batches, *arguments)
+
+    monkeypatch.setattr(StoredBatches, "_load", slow)
+    with ThreadPoolExecutor(2) as pool:
+        ahead = pool.submit(batches.read_ahead, window, 20)
+        assert reading.wait(60)
+        fetched = pool.submit(batches.read, window, 20, 1_200, at_least_one=True)
+        complete.set()
+        ahead.result(60)
+        assert fetched.result(60).next == 5
+    assert planned == [4]
+
+
+def test_a_fetch_gets_the_error_of_a_window_that_cannot_be_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log, start, _ = windows_of(tmp_path, monkeypatch)
+    batches = StoredBatches(log)
+
+    def failing(*_: Any) -> Any:
+        raise Unavailable("the store does not respond")
+
+    monkeypatch.setattr(ServedLog, "plan", failing)
+    batches.read_ahead(start, 20)
+    with pytest.raises(Unavailable):
+        batches.read(start, 20, 1_200, at_least_one=True)
+
+
+def test_a_consumer_gets_all_windows_from_a_server_that_reads_ahead(
+    serve: Callable[..., Address], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    windows_of(tmp_path, monkeypatch)
+    ahead, read_ahead = list[int](), StoredBatches.read_ahead
+
+    def recording(batches: StoredBatches, position: FetchPosition, end: int) -> None:
+        ahead.append(position.offset)
+        read_ahead(batches, position, end)
+
+    monkeypatch.setattr(StoredBatches, "read_ahead", recording)
+    wire, read, offset = Wire(serve(tmp_path)), bytearray(), 0
+    while offset < 20:
+        request = fetch_of({"t": offset}, 0)
+        request["topics"][0]["partitions"][0]["partitionMaxBytes"] = 1_200
+        wire.send("Fetch", 11, request)
+        records = wire.receive("Fetch", 11)["responses"][0]["partitions"][0]["records"]
+        read += records
+        offset = int(scan_headers(bytes(records)).next_offset[-1])
+    wire.close()
+    assert scan_headers(bytes(read)).base_offset.tolist() == list(range(20))
+    assert len(ahead) >= 3
 
 
 def fetch_of(offsets: dict[str, int], wait_ms: int) -> dict[str, Any]:

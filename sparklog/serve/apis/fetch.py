@@ -39,6 +39,8 @@ class _Response:
     topics: list[Fields] = field(default_factory=list)
     nbytes: int = 0
     failed: bool = False
+    next_windows: list[tuple[FetchPosition, int]] = field(default_factory=list)
+    """The positions and end offsets of the windows to read ahead."""
 
 
 async def fetch(request: ServedRequest) -> Fields:
@@ -56,6 +58,8 @@ async def fetch(request: ServedRequest) -> Fields:
         # Return batches in memory without a thread, because switching to a thread costs more than copying the batches.
         is_buffered = _is_buffered(request, is_fresh)
         response = _read(request, is_fresh) if is_buffered else await services.run_fetch(_read, request, is_fresh)
+        for position, end in response.next_windows:
+            services.start_fetch(services.batches.read_ahead, position, end)
         remaining = deadline - loop.time()
         if response.failed or response.nbytes >= fields["minBytes"] or remaining <= 0 or not response.polled:
             return {"responses": response.topics}
@@ -126,6 +130,8 @@ def _fill(row: Fields, request: ServedRequest, topic: str, partition: Fields, re
     records = request.services.batches.read(position, end, nbytes, at_least_one=is_first)
     row["records"] = records.buffers
     response.nbytes += records.nbytes
+    if records.next_window is not None:
+        response.next_windows.append((records.next_window, end))
     if records.aborted is not None:
         row["abortedTransactions"] = [{"producerId": id_, "firstOffset": start} for id_, start in records.aborted]
 
