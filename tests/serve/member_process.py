@@ -173,6 +173,7 @@ CLIENTS: dict[str, Callable[[str, str, str, str | None], AnyConsumer]] = {
 def main(client: str, addresses: str, group: str, session: str, instance: str | None = None) -> None:
     consumer = CLIENTS[client](addresses, group, session, instance)
     assigned: list[int] = []
+    must_commit = False
     while True:
         try:
             rows = consumer.poll()
@@ -183,8 +184,11 @@ def main(client: str, addresses: str, group: str, session: str, instance: str | 
             print(json.dumps({"assigned": assigned}), flush=True)
         if rows:
             print(json.dumps({"read": rows}), flush=True)
+        must_commit = must_commit or bool(rows)
+        if must_commit:
             try:
                 consumer.commit()
+                must_commit = False
             except Exception as error:  # noqa: BLE001 - each client has its own errors; the test looks at what follows
                 print(json.dumps({"refused": f"{type(error).__name__}: {error}"}), flush=True)
 
