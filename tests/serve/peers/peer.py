@@ -135,7 +135,7 @@ class Peer:
 
 
 def by_place(rows: Sequence[Sequence[Any]], places: Sequence[Place] = ()) -> dict[Place, list[ReadRecord]]:
-    records: dict[Place, list[ReadRecord]] = {tuple(place): [] for place in places}
+    records: dict[Place, list[ReadRecord]] = {(topic, partition): [] for topic, partition in places}
     for topic, partition, offset, time_ms, kind, key, value, headers in rows:
         pairs = tuple((name, data(header)) for name, header in headers)
         record = ReadRecord(offset, time_ms, kind, data(key), data(value), pairs)

@@ -92,6 +92,10 @@ def rskafka() -> Iterator[Peer]:
         yield peer
 
 
+def unavailable(reason: str) -> AbstractContextManager[Peer]:
+    raise Missing(reason)
+
+
 def interpreter(program: Program) -> Path:
     """Return the path of a program, which is fetched at its first use."""
     said = programs.fetch(program)
@@ -161,4 +165,9 @@ CLIENTS = (
     Client("Kafka Connect", KAFKA_VERSION, connect_start, checks=CONNECT),
     Client("Flink connector", FLINK_CONNECTOR_RELEASE, flink_start, checks=FLINK),
     Client("Spark connector", CONNECTOR_VERSION, spark_start, checks=SPARK),
+    Client(
+        "AKHQ, Kafdrop, Kafbat UI",
+        "",
+        partial(unavailable, "Web UIs are distributed as archives and container images, not in package registries."),
+    ),
 )
