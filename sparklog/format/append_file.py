@@ -293,7 +293,7 @@ def _slices(
     first = np.cumsum(table["entries"].astype(np.int64))
     start = data_bytes - (int(ends[-1]) if len(ends) else 0)
     if (nbytes <= 0).any() or start < 0 or (start > 0 and _BEGINS_WITH_DOCUMENT.match(file or "") is None):
-        raise Corrupt(f"the footer's slices do not fill the {data_bytes} bytes before it", file=file)
+        raise Corrupt(f"the slices in the footer do not fill the {data_bytes} bytes before the footer", file=file)
     if (int(first[-1]) if len(first) else 0) != len(index_rows):
         raise Corrupt(f"the footer has {len(index_rows)} index entries, but its slices list another number", file=file)
     if len(aborted) and int(aborted["slice"].max()) >= len(table):

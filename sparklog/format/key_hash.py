@@ -50,7 +50,7 @@ def key_hashes(
 ) -> npt.NDArray[np.uint64]:
     """Return the SipHash of each key `data[key_start : key_start + key_length]` as two words, uint64[n, 2].
 
-    The hash of a null key (negative length) is zero. Raises `BadRequest` if a key is outside of the data.
+    The hash of a null key (negative length) is zero. Raises `BadRequest` if a key extends beyond the end of the data.
     """
     if len(key_start) != len(key_length):
         raise BadRequest(f"expected as many key lengths as positions, found {len(key_length)} and {len(key_start)}")

@@ -243,7 +243,7 @@ def _row(topic: str, partitions: int, partition: object, position: object, now_m
         size = len(metadata.encode())
     except (AttributeError, UnicodeEncodeError):
         raise BadRequest(
-            f"metadata of {topic}-{number} must be a string that UTF-8 can encode, found {metadata!r}"
+            f"metadata of {topic}-{number} must be a string that can be encoded as UTF-8, found {metadata!r}"
         ) from None
     if size > MAX_METADATA:
         raise BadRequest(f"metadata of {topic}-{number} has {size} bytes; the maximum is {MAX_METADATA}")

@@ -270,9 +270,9 @@ class ToDelta(delta.DeltaQuery):
     max_offsets_per_trigger: Annotated[
         int, integer_option(low=1, text="Approximate maximum number of records per micro-batch.")
     ] = 1_000_000
-    no_fail_on_data_loss: Annotated[bool, Option(help="Continue if records were deleted before they were written.")] = (
-        False
-    )
+    no_fail_on_data_loss: Annotated[
+        bool, Option(help="Continue if records were deleted from the topic before they were written to the table.")
+    ] = False
     follow: FollowOption = False
     interval: IntervalOption = None
     rows: Payload = field(init=False)

@@ -183,7 +183,7 @@ def test_wrong_input_changes_nothing() -> None:
             {"a": {0: OffsetAndMetadata(1, leader_epoch=-5)}},
             "leader epoch of a-0 must be 0 to 2147483647 or None, found -5",
         ),
-        ({"a": {0: OffsetAndMetadata(1, "\ud800")}}, "metadata of a-0 must be a string that UTF-8 can encode"),
+        ({"a": {0: OffsetAndMetadata(1, "\ud800")}}, "metadata of a-0 must be a string that can be encoded as UTF-8"),
         ({"a": {0: OffsetAndMetadata(1, 7)}}, "metadata of a-0 must be a string"),  # type: ignore[arg-type]
         ({"a": [1]}, "offsets"),
         (["a"], "offsets"),

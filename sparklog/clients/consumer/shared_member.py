@@ -198,8 +198,8 @@ class SharedMember(ConsumerMember):
         return self._instance_id is not None and self._instance_id in others
 
     def leave(self) -> None:
-        # Stop first, so that no heartbeat follows the last entry of the member. If the entry cannot be written, the
-        # session of the member times out.
+        # Stop the heartbeats first, so that no heartbeat follows the member's last entry. If the entry cannot be
+        # written, the member's session times out.
         self.stop()
         with self._lock:
             self.membership.leave()

@@ -155,7 +155,7 @@ class Producer:
         if sequence is not None or self._producer_id is not None:
             sequence = checked_sequence(sequence, self._producer_id)
         if self._transactions is not None and not self._transactions.accepts_records:
-            raise BadRequest("no open transaction accepts records: call begin_transaction first")
+            raise BadRequest("no transaction is open: call begin_transaction before you send records")
         if value is None and key is None and headers is None:
             raise BadRequest("a record requires a key or a value: set a key to write a tombstone")
         return self._append(topic, (key, value, headers, timestamp, partition, sequence), nbytes)

@@ -150,8 +150,8 @@ def bucket_layout(directory: FilePath) -> Layout | None:
     dozen.
 
     The first keys of a listing usually identify a Kafka directory. If other objects come first, the first directories
-    with partition names are checked. Almost all partition directories contain a segment, even if a log directory was
-    copied only in part.
+    with partition names are checked. Even in a log directory that was copied only in part, almost all partition
+    directories contain a segment.
     """
     if not isinstance(directory, StorePath):
         return kafka_layout(directory)

@@ -243,7 +243,7 @@ class StoreFile:
     def is_replaced(self) -> bool:
         """Return True if the size or modification time has changed, or if the file was deleted.
 
-        This takes a request.
+        The check makes one request.
         """
         info = self._store.stat(self.path.key)
         return info is None or StoreStat.of(info) != StoreStat(self.size, self.modified)

@@ -20,8 +20,8 @@ def create_or_read(store: Store, key: str, data: bytes, env: Env) -> bytes | Non
     """Create an object and return None, or return the bytes of the existing object.
 
     A store may also report that the object exists in two other cases. If an earlier request of this process succeeded
-    and its response was lost, the bytes are `data`. If a conditional write conflicted on an object store, the object
-    may not exist, and is created again. Raises `Unavailable` if the object cannot be read for 90 s.
+    and its response was lost, the returned bytes are equal to `data`. If a conditional write conflicted on an object
+    store, the object may not exist, and is created again. Raises `Unavailable` if the object cannot be read for 90 s.
     """
     backoff = Backoff(env)
     while not store.create(key, data):

@@ -542,10 +542,11 @@ class Journal(ABC, Generic[S, E, D]):
         return opened if written is None else Advance(opened.latest, (written,))
 
     def _own_in_chain(self, entry: E, number: int) -> E | None:
-        """Return this writer's entry if it is in the chain of CRCs, walking back from the first checkpoint after it.
+        """Return this writer's entry if it is in the chain of CRCs.
 
-        The object with the number of the entry is not sufficient. The entry may have been deleted, and a stalled writer
-        may have created the number since then. Raises `NotFound` if the chain is incomplete.
+        The chain is followed backwards from the first checkpoint after the entry. It is not sufficient that an object
+        with the number of the entry exists, because the entry may have been deleted, and a stalled writer may have
+        created the number since then. Raises `NotFound` if the chain is incomplete.
         """
         state = self._first_readable(version for version in self.checkpoints() if version >= number)
         if state is None:

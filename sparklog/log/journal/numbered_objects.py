@@ -97,7 +97,7 @@ class CreateResult(Enum):
 class ReadResult:
     """The responses to several requests, which are made in parallel on a remote store."""
 
-    objects: tuple[bytes, ...] = ()  # objects from a number on, up to the first one that was not read
+    objects: tuple[bytes, ...] = ()  # consecutive objects, up to the first object that was not read
     is_all: bool = False  # the object after them is missing
     before: bytes | None = None  # object before this number; None if it was not read or is missing
     is_root_checked: bool = False  # the root is still the opened root
@@ -405,8 +405,8 @@ class NumberedObjects:
         long.
 
         Two time limits apply. Caches may hide an object until the first limit (`hidden`), so only reads after it show
-        that the object is missing or different. The second limit (`unclear`) applies to failed requests and to reads
-        after the first limit that show neither.
+        that the object is missing or different. The second limit (`unclear`) applies to failed requests, and to reads
+        after the first limit whose result is not conclusive.
 
         Raises:
             Fenced: The object is missing or different.

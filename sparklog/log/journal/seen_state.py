@@ -64,7 +64,7 @@ class SeenState(Generic[S]):
     checked: ClockReading  # when it was last verified that no later number existed; a poll only reads the next number
     checkpoint: int = -1  # number of the latest known checkpoint
     tail_bytes: int = 0  # size of the entries since the checkpoint
-    earlier: EntryRef | None = None  # an entry before the last entries that was not read again after them
+    earlier: EntryRef | None = None  # an earlier entry that was not read again after the latest entries
 
 
 @dataclass(frozen=True, slots=True)

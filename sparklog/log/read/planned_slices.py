@@ -86,7 +86,7 @@ class PlannedSlices(ColumnsByName):
     topic: str
     partition: int
     paths: tuple[str, ...]
-    columns: Mapping[str, npt.NDArray[Any]]  # columns of the slice table, but `file` is an index into `paths`
+    columns: Mapping[str, npt.NDArray[Any]]  # columns of the slice table, except that `file` is an index into `paths`
     hidden: AbortedTransactions | None = None  # as in `PlannedSlice`, for all slices
 
     def __getitem__(self, rows: slice | npt.NDArray[np.int64] | npt.NDArray[np.bool_]) -> PlannedSlices:

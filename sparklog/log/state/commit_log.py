@@ -132,7 +132,7 @@ class CommitLog(Journal[LogState, Commit, "Draft"]):
         return self._existing(refresh).state
 
     def snapshot(self, refresh: bool = True) -> Snapshot:
-        """Return the latest state with all slices. `refresh` is as in `existing`."""
+        """Return the latest state with all slices. `refresh` has the same meaning as in `existing`."""
         return self._snapshot(self._existing(refresh))
 
     def snapshot_if_exists(self) -> Snapshot | None:

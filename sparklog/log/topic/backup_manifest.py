@@ -183,7 +183,7 @@ MANIFEST_JSON = StoredDocument(
 
 @dataclass(frozen=True, slots=True)
 class AbandonedBackup:
-    """A number that has no backup and will never have one."""
+    """The number of a backup that was never completed and never will be."""
 
     number: int
     root_id: str

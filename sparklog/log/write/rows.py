@@ -224,7 +224,7 @@ def _milliseconds(array: pa.Array, now_ms: int, *, allow_negative: bool) -> Int6
         values = np.where(valid, values, 0)
     if len(values) and int(values.min()) < 0 and not allow_negative:
         raise BadRequest(
-            f"expected timestamps from 1970 on, found {int(values.min())} ({array.type}); correct the timestamp"
+            f"expected timestamps of 1970 or later, found {int(values.min())} ({array.type}); correct the timestamp"
         )
     if unit == "s":
         if int(values.max()) > np.iinfo(np.int64).max // 1_000:

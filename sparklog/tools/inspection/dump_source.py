@@ -44,7 +44,7 @@ def plain_text(fields: dict[str, Any]) -> str:
 
 @dataclass(frozen=True, slots=True)
 class DumpFile:
-    """An object of a store. `shown` is the path given by the caller, and `absolute` is the path in findings."""
+    """A file in a store. `shown` is the path given by the caller, and `absolute` is the path in findings."""
 
     store: Store
     key: str
