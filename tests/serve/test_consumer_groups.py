@@ -57,10 +57,10 @@ class Client:
                     self.topic_id, self.assigned = row["topicId"], set(row["partitions"])
         return answer
 
-    def commit(self, offset: int, version: int = 9) -> Code:
+    def commit(self, offset: int, version: int = 9, topic: str = "t") -> Code:
         row = {"partitionIndex": 0, "committedOffset": offset, "committedMetadata": ""}
         fields = {"groupId": self.group, "generationIdOrMemberEpoch": self.epoch, "memberId": self.member}
-        answer = self.wire.ask("OffsetCommit", version, {**fields, "topics": [{"name": "t", "partitions": [row]}]})
+        answer = self.wire.ask("OffsetCommit", version, {**fields, "topics": [{"name": topic, "partitions": [row]}]})
         return Code(answer["topics"][0]["partitions"][0]["errorCode"])
 
 

@@ -87,8 +87,6 @@ class ConsumerClient:
     positions: Positions = field(default_factory=dict)
     is_full: bool = True
     has_changed: bool = False
-    is_settled: bool = True
-    """False after a commit whose outcome the client does not know."""
     late: tuple[ConsumerGroupMember, int, CommitOffsets] | None = None
     """A commit that a server has got but not processed."""
     turn: int = 0
@@ -212,12 +210,15 @@ class ConsumerClient:
             return
         if self.epoch == 0:
             self.run.count("consumers joined")
-        self.is_full = self.has_changed = False
-        self.apply(*response)
+        is_repeated, self.is_full, self.has_changed = self.is_full, False, False
+        self.apply(*response, is_repeated=is_repeated)
 
-    def apply(self, epoch: int, assigned: Partitions) -> None:
+    def apply(self, epoch: int, assigned: Partitions, *, is_repeated: bool) -> None:
+        """Apply a response. If the response to an earlier request was lost, the epoch may be that of this response."""
         revoked = {place: start for place, start in self.positions.items() if place not in assigned}
-        expect(not revoked or epoch == self.epoch, f"epoch {self.epoch} became {epoch} before partitions were revoked")
+        is_valid = not revoked or epoch == self.epoch or is_repeated
+        expect(is_valid, f"epoch {self.epoch} became {epoch} before partitions were revoked")
+        self.epoch = epoch
         if revoked and self.chance(0.5):
             self.commit(self.read(revoked))
             if self.epoch == 0:
@@ -229,8 +230,6 @@ class ConsumerClient:
                 if client is not None and client.member is not None:
                     self.late = client.member, self.epoch, self.read(revoked)
         self.positions = {place: start for place, start in self.positions.items() if place in assigned}
-        self.epoch = epoch
-        self.is_settled = True
         self.note_reading()
         new = assigned - self.positions.keys()
         if new:

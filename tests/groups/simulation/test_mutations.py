@@ -159,25 +159,12 @@ def a_moved_consumer_is_not_fenced(patch: Patch) -> None:
     patch.setattr(group_steps, "move", move)
 
 
-def consumers_take_part_in_no_common_assignment(patch: Patch) -> None:
-    """Members of the consumer protocol get the assignment of an assignor that ignores the other members."""
-    real = group_members.assign
-
-    def assign(assignor, members, partitions):  # type: ignore[no-untyped-def]
-        shares = real(assignor, members, partitions)
-        own = {one.member_id: real(assignor, [one], partitions)[one.member_id] for one in members if not one.owned}
-        return {**shares, **own} if assignor in ("uniform", "range") else shares
-
-    patch.setattr(group_members, "assign", assign)
-
-
 @broken_rules(
     BrokenRule(partitions_are_released_before_the_client_revokes_them, "calm", range(40)),
     BrokenRule(partitions_without_a_response_are_read, "calm", range(40)),
     BrokenRule(a_new_epoch_is_sent_before_partitions_are_revoked, "calm", range(40)),
     BrokenRule(commits_of_consumers_name_no_epoch, "calm", range(80)),
     BrokenRule(a_moved_consumer_is_not_fenced, "calm", range(40)),
-    BrokenRule(consumers_take_part_in_no_common_assignment, "calm", range(40)),
     BrokenRule(nobody_times_out, "crashes", range(40)),
     BrokenRule(partitions_move_at_once, "calm", range(40)),
 )

@@ -9,9 +9,12 @@ from typing import Any
 import pytest
 
 import sparklog
+from sparklog.serve.codes import Code
+from sparklog.serve.consumer_members import LEAVE_EPOCH
 from tests.serve.peers.golden import Served
 from tests.serve.peers.peer import Peer, Place
 from tests.serve.peers.test_reading_and_writing import values_of
+from tests.serve.test_consumer_groups import Client
 
 CONSUMER = {"group.protocol": "consumer"}
 JAVA = pytest.param("java", marks=pytest.mark.java)
@@ -76,3 +79,32 @@ def test_members_of_all_protocols_share_a_group(
         assert kinds == {"consumer", "other"}
     everything = {value for item in reading for value in values_of(item.result())} | set(read)
     assert everything == set(range(1200))
+
+
+@pytest.mark.java
+def test_kafkas_tool_describes_members_with_epochs(java: Peer, writable: tuple[Served, Any]) -> None:
+    server, root = writable
+    topic_with(root, "described")
+    tool = "org.apache.kafka.tools.consumer.group.ConsumerGroupCommand"
+
+    def groups(*arguments: str) -> list[list[str]]:
+        printed = java.tool(tool, "--bootstrap-server", str(server.address), *arguments)
+        return [line.split() for line in printed.splitlines() if line.strip()]
+
+    client = Client(server.address, "m", "described")
+    client.send(subscribedTopicNames=["described"])
+    assert client.commit(5, topic="described") == Code.NONE
+    describe = ("--describe", "--group", "described", "--verbose")
+    offsets = groups(*describe)
+    assert {"GROUP", "TOPIC", "CURRENT-OFFSET", "CONSUMER-ID"} <= set(offsets[0])
+    assert {row[1] for row in offsets[1:]} == {"described"}
+    assert len(offsets) == 7
+    members = groups(*describe, "--members")
+    assert [members[1][members[0].index(name)] for name in ("GROUP", "CONSUMER-ID")] == ["described", "m"]
+    assert {"CURRENT-EPOCH", "TARGET-EPOCH", "CURRENT-ASSIGNMENT", "TARGET-ASSIGNMENT"} <= set(members[0])
+    (header, state) = groups(*describe, "--state")
+    assert {"Stable", "uniform"} <= set(state), (header, state)
+    assert ["described"] in groups("--list", "--type", "consumer")
+    client.send(LEAVE_EPOCH)
+    assert ["described", "Empty"] in groups("--list", "--state")
+    assert "successful" in " ".join(groups("--delete", "--group", "described")[-1])
