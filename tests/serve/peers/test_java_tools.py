@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shlex
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -12,10 +13,13 @@ from typing import Any
 
 import pytest
 
+import sparklog
 from tests.kafka_broker import Broker
+from tests.serve.peers import tool_cases
 from tests.serve.peers.calls import noting
-from tests.serve.peers.golden import Served
+from tests.serve.peers.golden import Served, served
 from tests.serve.peers.peer import Peer
+from tests.serve.peers.tool_cases import TOOL_CASES, tool_files
 
 pytestmark = [pytest.mark.slow, pytest.mark.java, pytest.mark.timeout(600)]
 
@@ -238,15 +242,6 @@ def test_performance_tools_and_log_dirs(java: Peer, both: Both, writable: tuple[
     assert sizes["fast-0"] > 100_000
 
 
-def test_what_is_not_served_is_refused_in_words(java: Peer, writable: tuple[Served, Any]) -> None:
-    server, root = writable
-    root.create_topic("refusing")
-    where = ("--bootstrap-server", str(server.address), "--topic", "refusing")
-    newer = ("--consumer-property", "group.protocol=consumer", "--timeout-ms", "5000")
-    answer = java.run(CLASSES["consume"], [*where, *newer], "")
-    assert "does not support the new CONSUMER group protocol" in answer["err"]
-
-
 def test_kafka_transactions_describes_an_open_transaction(java: Peer, writable: tuple[Served, Any]) -> None:
     from kafka import KafkaProducer
 
@@ -275,3 +270,33 @@ def test_kafka_transactions_describes_an_open_transaction(java: Peer, writable: 
     described = dict(zip(*run("describe", "--transactional-id", "described-id"), strict=False))
     assert described["TransactionState"] == "CompleteCommit"
     producer.close()
+
+
+@pytest.fixture(scope="module")
+def tools_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Served, Path]]:
+    """A writable server for the cases of `tool_cases`, and the directory of their files."""
+    folder = tmp_path_factory.mktemp("tools")
+    root = sparklog.open(folder / "root", create=True)
+    root.create_topic("t", partitions=2).append({"value": ["a", "b", "c"], "partition": [0, 0, 1]})
+    root.create_topic("deleted").append({"value": ["a", "b"]})
+    for name in ("latency", "made", "perf"):
+        root.create_topic(name)
+    sparklog.Groups(root).group("g").alter({"t": {0: 1}})
+    for name, content in tool_files(str(folder / "root")).items():
+        (folder / name).write_text(content)
+    with served(folder / "root", writable=True) as server:
+        yield server, folder
+
+
+@pytest.mark.parametrize("tool", sorted({case.tool for case in TOOL_CASES}))
+def test_a_tool_prints_a_result_or_a_clear_error(java: Peer, tools_server: tuple[Served, Path], tool: str) -> None:
+    server, folder = tools_server
+    for case in TOOL_CASES:
+        if case.tool == tool:
+            line = case.arguments.replace("SERVER", str(server.address)).replace("FILES", str(folder))
+            answer = java.run(tool_cases.CLASSES[tool], shlex.split(line), case.stdin)
+            # Some tools print the exception with which the test's JVM ends them.
+            output = re.sub(r"null\s+Clients\$Ended", "", answer["out"] + answer["err"]).strip()
+            expected = case.expected.replace("SERVER", str(server.address)).replace("FILES", str(folder))
+            assert re.search(expected, output), (line, answer)
+            assert (answer["status"], "\n\tat " in output) == (case.status, case.is_traced), (line, answer)
