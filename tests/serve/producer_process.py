@@ -13,23 +13,26 @@ from __future__ import annotations
 import asyncio
 import faulthandler
 import json
+import os
 import signal
 import subprocess
 import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from random import Random
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar, cast
 
 REPOSITORY = Path(__file__).parents[2]
 PLAIN, IDEMPOTENT, TRANSACTIONAL = KINDS = "plain", "idempotent", "transactional"
 TOPIC, PARTITIONS = "t", 12
 TRANSACTIONAL_TOPICS, TRANSACTIONAL_PARTITIONS = ("a", "b"), 2
-PAUSE_SECONDS, WAIT_SECONDS = 0.05, 120
+PAUSE_SECONDS, WAIT_SECONDS, STUCK_SECONDS = 0.05, 120, 40
 Record = tuple[str, int, bytes]
 Offset = Callable[[], int]
+T = TypeVar("T")
 
 
 class AnyProducer(Protocol):
@@ -216,6 +219,31 @@ def _failed(error: Exception) -> None:
     print(json.dumps({"failed": f"{type(error).__name__}: {error}"}), flush=True)
 
 
+def _unless_stuck(call: Callable[[], T]) -> T:
+    """Return the result of a call. Raises `TimeoutError` if the client is stuck.
+
+    kafka-python 3.0 loses a request if its coordinator refuses the connection, and librdkafka from version 2.10 on
+    waits forever for a coordinator that was absent from a metadata response. Applications start another instance.
+    """
+    results: list[tuple[Any, Exception | None]] = []
+
+    def run() -> None:
+        try:
+            results.append((call(), None))
+        except Exception as error:  # noqa: BLE001 - raised below
+            results.append((None, error))
+
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+    thread.join(STUCK_SECONDS)
+    if not results:
+        raise TimeoutError("the client is stuck")
+    result, error = results[0]
+    if error is not None:
+        raise error
+    return cast("T", result)
+
+
 def _send_records(producer: AnyProducer, name: str, stopped: threading.Event, *, may_fail: bool) -> None:
     """Send single records, and print them in order when they are acknowledged."""
     waiting: list[tuple[int, str, Offset]] = []
@@ -249,22 +277,23 @@ def _send_transactions(new: Callable[[], AnyProducer], name: str, stopped: threa
         rows: list[list[object]] = []
         outcome = "aborted"
         try:
-            producer = producer or new()
+            producer = producer or _unless_stuck(new)
             producer.begin()
             rows += _send_transaction(producer, f"{name}-{number}", random)
-            producer.send_offset(name.partition(".")[0], number + 1_000_000 * int(name.partition(".")[2]))
+            group, _, instance = name.partition(".")
+            _unless_stuck(partial(producer.send_offset, group, number + 1_000_000 * int(instance)))
             if random.random() < 0.2:
-                producer.abort()
+                _unless_stuck(producer.abort)
             else:
                 outcome = "unknown"
-                producer.commit()
+                _unless_stuck(producer.commit)
                 outcome = "committed"
         except Exception as error:  # noqa: BLE001 - each client has its own errors; the test looks at what was written
             _failed(error)
             producer = None
             while producer is None:
                 try:
-                    producer = new()
+                    producer = _unless_stuck(new)
                 except Exception as again:  # noqa: BLE001 - as above
                     _failed(again)
         _print(rows or [[topic, 0, -1, f"{name}-{number}"] for topic in TRANSACTIONAL_TOPICS], outcome)
@@ -346,3 +375,5 @@ class ProducerProcess:
 
 if __name__ == "__main__":
     main(*sys.argv[1:])
+    # Threads of stuck clients must not delay the end.
+    os._exit(0)

@@ -222,9 +222,6 @@ def test_a_killed_member_is_replaced_after_its_session_timeout(tmp_path: Path, v
 
 
 CLIENTS = ["kafka-python", "aiokafka", *["librdkafka"] * HAS_LIBRDKAFKA]
-# From version 2.10 on, librdkafka waits forever to send the offsets of a transaction to a coordinator that was absent
-# from a metadata response.
-TRANSACTIONAL_CLIENTS = [client for client in CLIENTS if client != "librdkafka" or RDKAFKA_VERSION < (2, 10)]
 GROUP_KINDS = {"classic": ["kafka-python", "aiokafka"], "native": ["sparklog"] * 2, "mixed": ["sparklog", THIRD]}
 """The members of each group."""
 if RDKAFKA_VERSION >= (2, 4):
@@ -313,8 +310,7 @@ def test_all_kinds_of_producers_and_groups_survive_kills(bucket: str, tmp_path: 
                 members.setdefault(group, []).append(member)
         producers = []
         for number, kind in enumerate(PRODUCER_KINDS):
-            name = f"{kind}{number}"
-            client = random_.choice(TRANSACTIONAL_CLIENTS if kind == TRANSACTIONAL else CLIENTS)
+            name, client = f"{kind}{number}", random_.choice(CLIENTS)
             output = tmp_path / f"{name}.jsonl"
             producers.append(ProducerProcess(client, kind, servers.addresses, name, output, seeds[0]))
             stack.callback(producers[-1].kill)
