@@ -237,7 +237,7 @@ class GroupMembers:
         member, current = self.members.get(member_id), self._member_of_instance(instance)
         if current is not None and current is not member:
             raise CodeError(Code.FENCED_INSTANCE_ID)
-        if member is None:
+        if member is None or (instance is not None and current is None):
             raise CodeError(Code.UNKNOWN_MEMBER_ID)
         return member
 

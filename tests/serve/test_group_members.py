@@ -72,6 +72,21 @@ def test_a_member_that_waits_for_a_slow_leader_is_kept() -> None:
     asyncio.run(run())
 
 
+def test_the_instance_id_of_another_member_is_rejected() -> None:
+    async def run() -> None:
+        async def begin(*_: object) -> Membership:
+            return cast(Membership, Entered(1))
+
+        group = group_of(begin)
+        (one,) = await joined(group, details("one", 60_000))
+        group.checked(one.member, one.generation, None)
+        with pytest.raises(CodeError) as raised:
+            group.checked(one.member, one.generation, "unknown")
+        assert raised.value.code is Code.UNKNOWN_MEMBER_ID
+
+    asyncio.run(run())
+
+
 def test_each_generation_follows_the_previous_one() -> None:
     """The journal rejects the generation of a server that another owner has fenced (`Group.own`)."""
 

@@ -127,6 +127,22 @@ def test_a_newer_instance_fences_the_older_one(root: sparklog.Root, address: Add
     newer.close()
 
 
+def test_a_producer_id_without_an_epoch_is_rejected(steps: _Steps) -> None:
+    assert steps.init(producerId=0) == Code.INVALID_REQUEST
+    assert steps.init(producerEpoch=0) == Code.INVALID_REQUEST
+    assert steps.init() == 0
+
+
+def test_the_producer_of_offsets_without_an_effect_is_checked(steps: _Steps) -> None:
+    steps.init()
+    position = {"partitionIndex": 0, "committedOffset": -1, "committedMetadata": ""}
+    fields = {"transactionalId": "job", "groupId": "g", "topics": [{"name": "a", "partitions": [position]}]}
+    id_, epoch = steps.producer
+    for producer_id, code in ((1, Code.INVALID_PRODUCER_ID_MAPPING), (id_, Code.NONE)):
+        answer = steps.wire.ask("TxnOffsetCommit", 3, {**fields, "producerId": producer_id, "producerEpoch": epoch})
+        assert answer["topics"][0]["partitions"][0]["errorCode"] == code
+
+
 def test_a_request_that_its_client_has_given_up_does_not_fence_the_client(
     root: sparklog.Root, monkeypatch: pytest.MonkeyPatch
 ) -> None:

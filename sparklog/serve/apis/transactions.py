@@ -33,6 +33,7 @@ from sparklog.serve.name_patterns import matching_names
 from sparklog.serve.services import ServedRequest
 from sparklog.serve.transactions import (
     MIN_PRODUCER_ID,
+    NO_PRODUCER,
     ClientInstance,
     ClientTransaction,
     ProducerEpoch,
@@ -52,6 +53,8 @@ async def init_producer_id(request: ServedRequest) -> Fields:
     if not services.options.writable:
         return {"errorCode": Code.CLUSTER_AUTHORIZATION_FAILED, "producerId": -1, "producerEpoch": -1}
     name = fields["transactionalId"]
+    if (fields["producerId"] == NO_PRODUCER.producer_id) != (fields["producerEpoch"] == NO_PRODUCER.epoch):
+        return {"errorCode": Code.INVALID_REQUEST, "producerId": -1, "producerEpoch": -1}
     if name is None:
         return {"producerId": services.log.env.random.getrandbits(61) + MIN_PRODUCER_ID, "producerEpoch": 0}
     try:
@@ -132,6 +135,9 @@ async def txn_offset_commit(request: ServedRequest) -> Fields:
         if positions:
             with errors_as(Fenced, Code.ILLEGAL_GENERATION):
                 await request.services.run(transaction.add_offsets, groups.group(fields["groupId"]), member, positions)
+        else:
+            # Offsets below 0 have no effect, but a broker checks the producer that sends them.
+            await request.services.run(partial(transaction.coordinator.checked_state, name, producer, is_v2=is_v2))
     except FAILURES as error:
         code = _code(request, error)
         rows = partition_rows(fields, lambda *_: {"errorCode": code})
