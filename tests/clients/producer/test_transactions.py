@@ -149,7 +149,7 @@ def test_calls_in_the_wrong_order() -> None:
         for call in (producer.commit_transaction, producer.abort_transaction):
             with pytest.raises(BadRequest, match="begin_transaction first"):
                 call()
-        with pytest.raises(BadRequest, match="begin_transaction first"):
+        with pytest.raises(BadRequest, match="no transaction is open"):
             producer.send("a", "1")
         with pytest.raises(BadRequest, match="begin_transaction first"):
             producer.send_offsets_to_transaction({"a": {0: 1}}, "g")
