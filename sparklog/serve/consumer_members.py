@@ -148,6 +148,12 @@ class ConsumerMembers:
 
     async def _processed(self, client: ConsumerClient, request: GroupHeartbeat) -> ConsumerGroupMember:
         owned = frozenset[tuple[str, int]]() if request.epoch == JOIN_EPOCH else request.owned
+        if client.member is not None and request.is_full:
+            # The client may have sent requests to another server since its latest request to this one.
+            try:
+                await self.run(client.member.membership.refresh)
+            except Fenced:
+                client.member = None
         if client.member is None:
             client.member = await self.run(self._attached, request, owned)
         member = client.member
