@@ -1,1 +1,1 @@
-"""Tools for operators: inspection, verification, repair, backup, report, repartitioning, performance."""
+"""Tools for operators: inspection, verification, repair, backup, reports, repartitioning and benchmarks."""

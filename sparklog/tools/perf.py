@@ -1,9 +1,9 @@
-"""Throughput and latency benchmarks, which correspond to Kafka's performance tools.
+"""Throughput and latency benchmarks that correspond to Kafka's performance tools.
 
 `produce` sends individual records, as `kafka-producer-perf-test` does. Latency is the time from `send` until the record
-is committed. Only a sample of records is measured, because a callback costs a producer as much time as a record.
-`consume` reads records with a consumer, as `kafka-consumer-perf-test` does, and reports the time with and without
-joining the group.
+is committed. The latency is measured only for a sample of the records, because a callback takes as much time as sending
+a record. `consume` reads records with a consumer, as `kafka-consumer-perf-test` does, and reports the time including
+and excluding the time for joining the group.
 """
 
 from __future__ import annotations
@@ -28,17 +28,17 @@ if TYPE_CHECKING:
     from sparklog.clients.producer.producer import Producer
 
 MIB = 1 << 20
-"""The unit that Kafka's tools call MB."""
+"""The size of a megabyte (MB) in the output of Kafka's tools."""
 SAMPLE_MS = 1
 """Minimum time between two records whose latency is measured."""
 PAYLOADS = 1_024
-"""Number of random values. They are created before the first record is sent."""
+"""Number of random values, which are created before the first record is sent."""
 
 
 @dataclass(frozen=True, slots=True)
 class Throughput:
-    """Records and bytes that were sent in `ms` milliseconds. `sampled` contains the measured latencies in ascending
-    order.
+    """The number of records and bytes that were sent in `ms` milliseconds. `sampled` contains the measured latencies in
+    ascending order.
     """
 
     records: int
@@ -69,7 +69,7 @@ class Throughput:
 
 @dataclass(frozen=True, slots=True)
 class ProduceRun:
-    """The records to send.
+    """Options that determine which records are sent.
 
     Attributes:
         throughput: the maximum number of records per second; -1 for no limit.
@@ -84,8 +84,8 @@ class ProduceRun:
 
 
 class _LatencySampler:
-    """Collects latencies from callbacks on the producer's thread: all latencies, and those since the last call of
-    `window`.
+    """Collects latencies in callbacks on the producer's thread. Stores all latencies, and the latencies since the last
+    call of `window`.
     """
 
     def __init__(self, now_ms: Callable[[], float]) -> None:
@@ -166,7 +166,9 @@ def random_payloads(size: int, random: Random) -> Iterator[bytes]:
 
 
 def payloads_of_file(text: str, delimiter: str, random: Random) -> Iterator[bytes]:
-    """Yield the values in a text repeatedly in random order. Raises `BadRequest` if there are no values."""
+    """Yield the values in a string repeatedly in random order. Raises `BadRequest` if the string does not contain
+    values.
+    """
     values = [value.encode() for value in text.split(delimiter) if value]
     if not values:
         raise BadRequest(f"the payload file has no values separated by {delimiter!r}")
@@ -182,12 +184,12 @@ POLL_S = 0.1
 
 @dataclass(frozen=True, slots=True)
 class ConsumeRun:
-    """Records and bytes of keys and values that were read in an interval.
+    """The number of records that were read in an interval, and the size of their keys and values in bytes.
 
     Attributes:
         begin_ms: the start of the interval in ms since the epoch.
         end_ms: the end of the interval in ms since the epoch.
-        join_ms: the time until the group member got its partitions.
+        join_ms: the time until partitions were assigned to the group member.
     """
 
     begin_ms: int
@@ -217,7 +219,7 @@ def consume(
     report: Callable[[ConsumeRun], object],
     interval_ms: float,
 ) -> ConsumeRun:
-    """Read `messages` records, or until no record arrives for `timeout_ms`. Call `report` for each interval."""
+    """Read `messages` records. Stop earlier if no record is received for `timeout_ms`. Call `report` for each interval."""
     begin_ms, started = env.wall_ms(), env.boot_ms()
     last_received = reported = started
     reported_ms, joined_ms = begin_ms, None if not consumer.assignment() else 0.0

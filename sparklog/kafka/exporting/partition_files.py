@@ -1,21 +1,22 @@
 """Write the files of an exported partition: copied segments, new segments, and an empty segment at the log end.
 
-All exported batches are checked. Copies are compared with the CRC-32C of their slice, and the headers are read to find
-the leader epochs. Indexes have no checksum, and a broker trusts them. Therefore an index is copied only if all of its
-entries are valid, and is rebuilt otherwise.
+All exported batches are checked. The bytes of a copied segment are compared with the CRC-32C of the slice, and the
+batch headers are read to find the leader epochs. Indexes have no checksum, and a broker trusts them. Therefore an index
+is copied only if all of its entries are valid, and is rebuilt otherwise.
 
 All leader epochs become 0. The epochs of another cluster may be higher than those of the new broker, and a Kafka
 consumer ignores a leader whose epoch is lower than the epochs that the consumer has seen in batches or committed
-offsets. The checksums of batches do not cover the epochs.
+offsets. A batch checksum does not cover the leader epoch.
 
 A broker appends to the last segment, so the last segment must not be a copied segment, which may be a hard link to a
-file of the root. A copied segment is followed by an empty segment at the log end, like the segment that a broker
-creates when it rolls. An empty segment is also written if the log end is above the last batch.
+file of the root. Therefore an empty segment at the log end follows a copied segment, as if a broker had rolled a new
+segment. An empty segment is also written if the log end offset is above the last batch.
 
-If the first batch is above the log start, the log start is the base offset in the name of the first segment. If the
-distance is too large for relative offsets, an empty segment is added at the log start, with a modification time before
-all records. Kafka uses the modification time as the time of an empty segment, and a lookup by timestamp reads only the
-first segment that reaches the timestamp.
+If the first batch is above the log start offset, the first segment is named after the log start offset. If the first
+batch is too far above the log start offset for relative offsets, an empty segment is added at the log start offset. The
+modification time of this segment is before the timestamps of all records. Kafka uses the modification time of an empty
+segment as its largest timestamp, and a lookup by timestamp reads only the first segment whose largest timestamp is not
+below the target timestamp.
 """
 
 from __future__ import annotations
@@ -54,12 +55,12 @@ from sparklog.storage.store import Store
 
 SUFFIXES = ("log", "index", "timeindex")
 BEFORE_ALL_TIMES = -1
-"""A time in seconds since the epoch. Lookups use timestamps of 0 or later."""
+"""A modification time (seconds since the epoch) that is before all timestamps that a lookup can use."""
 
 
 @dataclass(slots=True)
 class PartitionFiles:
-    """The files of the partition of `plan`, which are written to the directory `partition_dir` of `target`.
+    """Writes the files of an exported partition to the directory `partition_dir` of `target`.
 
     * `source`, `topic`: the store and the topic to read
     * `link`: True to create hard links instead of copies if possible
@@ -98,7 +99,7 @@ class PartitionFiles:
             progress(row.records, row.size)
 
     def finish(self, written: Iterable[FileSlices]) -> int:
-        """Write the empty segments and the producer snapshot as the last step. Return the log end offset."""
+        """Write the empty segments and the producer snapshot after all other files. Return the log end offset."""
         plan, log_end, has_active = self.plan, max(self.plan.log_end, self._copied_end), False
         for file in written:
             end = file.base[0] + file.offsets[0]
@@ -126,7 +127,9 @@ class PartitionFiles:
         return min(self._bases)
 
     def last_stable(self, log_end: int) -> int:
-        """Return the last stable offset of the export, which is below its log end if a Kafka transaction is open."""
+        """Return the last stable offset of the exported partition, which is below the log end offset if a Kafka
+        transaction is open.
+        """
         plan = self.plan
         if plan.written.history is None:
             return log_end
@@ -137,7 +140,7 @@ class PartitionFiles:
         return max(view.bounds(self.topic)[plan.partition].last_stable, plan.log_start)
 
     def producers(self) -> PartitionProducers:
-        """Return the state of Kafka producers at the log end, computed by a replay of their batches."""
+        """Replay the batches of Kafka producers, and return the producer state at the log end offset."""
         if self._producers is None:
             history, end = self.plan.written.history, self.plan.log_end
             no_producers = PartitionProducers(end, transaction_index.none(), {})
@@ -149,7 +152,8 @@ class PartitionFiles:
     def base_for(self, base: int, last: int) -> int:
         """Return the base offset for the name of a segment that contains offsets `base` to `last`.
 
-        The name of the first segment contains the log start, if relative offsets can represent the distance.
+        The first segment is named after the log start offset if the relative offsets in the segment do not become too
+        large.
         """
         if self._lowest is None:
             copied = [int(_stem(row.path)) for row in self.plan.copied]
@@ -183,8 +187,8 @@ class PartitionFiles:
         interval, (batches, nbytes) = self.configs.index_interval_bytes, copied
         raw = {suffix: read_if_there(self.source, row.file.removesuffix("log") + suffix) for suffix in INDEXES}
         if not is_complete or base != original_base:
-            # The last entry of the time index may be after the exported part, and the offsets in indexes are relative
-            # to the base offset.
+            # The last entry of the time index may be beyond the exported part, and index offsets are relative to the
+            # base offset.
             raw["index"] = raw["timeindex"] = None
         self.target.create(f"{stem}.index", offset_index_of(raw["index"], base, batches, interval))
         self.target.create(f"{stem}.timeindex", time_index_of(raw["timeindex"], base, batches, interval))
@@ -203,7 +207,7 @@ class PartitionFiles:
     def _copy_log(self, row: PlannedSlice, is_complete: bool, key: str | None) -> tuple[IndexedBatches, int] | None:
         """Read and check a sealed segment, or its exported part, and write it to `key`.
 
-        If `key` is None, the file is a hard link.
+        If `key` is None, the target is already a hard link, so nothing is written.
 
         Returns the batches and the number of bytes, or None if no batch is exported. Raises `_EpochsToReset` if a
         hard-linked segment contains epochs that must change.
@@ -245,7 +249,7 @@ class PartitionFiles:
         )
 
     def prepare(self, data: BytesLike, headers: BatchHeaders) -> BytesLike:
-        """Return the bytes of batches to export, and record their leader epochs. A bytearray is changed in place."""
+        """Return the exported bytes of batches, and record their leader epochs. A bytearray is modified in place."""
         is_reset = headers.leader_epoch > 0
         if not self.keep_epochs and is_reset.any():
             data = data if isinstance(data, bytearray) else bytearray(data)
@@ -282,8 +286,9 @@ class _OutgoingWriter(SegmentWriter):
 def leader_epochs(epochs: Iterable[tuple[int, int]], log_start: int) -> list[LeaderEpoch]:
     """Return the entries of a `leader-epoch-checkpoint` for the (base offset, epoch) of batches, in any order.
 
-    As in Kafka, a batch with a new epoch adds an entry, and removes entries whose epoch is not lower. The first entry
-    starts at the log start, even if its first batches have been deleted. Messages of formats v0 and v1 have no epoch.
+    As in Kafka, a batch with a new epoch adds an entry, and removes all entries whose epoch is equal or higher. The
+    first entry starts at the log start offset, even if the first batches of its epoch have been deleted. Messages of
+    formats v0 and v1 have no epoch.
     """
     entries: list[LeaderEpoch] = []
     batches = sorted(epochs)
@@ -302,8 +307,8 @@ def leader_epochs(epochs: Iterable[tuple[int, int]], log_start: int) -> list[Lea
 def _count_below(headers: BatchHeaders, end: int) -> int:
     """Return the number of batches that may contain offsets below `end`.
 
-    The header of a wrapper message of format v0 or v1 does not contain the first offset. The first offset is after the
-    previous batch.
+    The header of a wrapper message of format v0 or v1 does not contain the first offset, so the first offset is the
+    offset after the previous batch.
     """
     previous_end = np.append(headers.base_offset[:1], headers.next_offset[:-1])
     return int(np.searchsorted(np.where(headers.is_legacy, previous_end, headers.base_offset), end))
@@ -314,7 +319,9 @@ def _stem(path: str) -> str:
 
 
 def _link(source: Store, file: str, target: LocalStore, key: str) -> bool:
-    """Create a hard link to a file of the source. Return False if this is not possible, for example across disks."""
+    """Create a hard link to a file of the source. Return False if the file cannot be linked, for example because it is
+    on another disk.
+    """
     if not isinstance(source, LocalStore):
         return False
     path = os.path.join(target.location, key)

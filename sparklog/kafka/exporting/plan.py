@@ -1,16 +1,17 @@
-"""Plan an export from a snapshot: the segments to copy and the slices to write for each partition, configs and offsets.
+"""Plan an export from a snapshot: the segments to copy and the slices to rewrite in each partition, the configs and the
+committed offsets.
 
 A sealed slice is already a Kafka segment, and is copied up to the end of the export. Other slices are rewritten into
-segments with the rules and the code of sealing (`sparklog.log.state.segments`). Records at or above the last stable
+segments in the same way as slices are sealed (see `sparklog.log.state.segments`). Records at or above the last stable
 offset are not exported, because Kafka would treat the records of an open sparklog transaction as committed. Slices of
 aborted transactions are skipped, which leaves gaps in the offsets.
 
-An export may start at any offset: the first file is exported completely, and the log start determines the first record.
-The export ends with the batch that contains the last offset, because batches are not split.
+An export can start at any offset. The first file is exported completely, and the log start offset determines which
+record is the first one. The export ends with the batch that contains the last offset, because batches are not split.
 
-Configs are exported as a properties file for Kafka's tools. Configs that a broker rejects (configs that Kafka 4 has
-removed, or a `segment.bytes` below the minimum) become comments. Committed offsets are exported as records for a
-broker, and as a file for Kafka's tools:
+Configs are exported to a properties file for Kafka's tools. Configs that a broker rejects (configs that were removed in
+Kafka 4, or a `segment.bytes` below the minimum) are written as comments. Committed offsets are exported as records for
+a broker, and as a file for Kafka's tools:
 
     __consumer_offsets-<n>    n = abs(hashCode of the group's name) mod the number of partitions, as for the
                               coordinator; a GroupMetadata record per group, and an OffsetCommit per partition
@@ -65,8 +66,8 @@ MIN_SEGMENT_BYTES = 1 << 20
 
 
 def broker_configs(configs: TopicConfigs) -> tuple[dict[str, str], dict[str, str]]:
-    """Return the explicit configs that a broker accepts, and the reasons why a broker rejects the other configs, by
-    name.
+    """Return the explicit configs that a broker accepts, and the other configs with the reason why a broker rejects
+    them.
     """
     accepted: dict[str, str] = {}
     rejected: dict[str, str] = {}
@@ -99,11 +100,11 @@ def properties_file(topic: str, partitions: int, configs: TopicConfigs) -> bytes
 class PartitionPlan:
     """The export of one partition.
 
-    * `log_start`, `log_end`: the exported offsets
+    * `log_start`, `log_end`: the log start offset and log end offset of the exported partition
     * `is_cut`: True if only a part of the last slice is exported
     * `copied`: sealed segments to copy
-    * `written`: slices to write, by segment. Its `history` contains all slices up to `log_end` if some of them contain
-      batches of Kafka producers, and is None otherwise
+    * `written`: slices to write, by segment. If the slices up to `log_end` contain batches of Kafka producers,
+      `written.history` contains these slices; otherwise it is None
     * `first_dirty_offset`: the offset in Kafka's cleaner checkpoint, or None for topics that are not compacted
     """
 
@@ -131,7 +132,7 @@ def plan_export(
     * `starts`: start offsets by partition; default: the log start
     * `ends`: end offsets by partition; default: the last stable offset
 
-    Raises `NotFound` for a missing partition, and for an offset that does not exist or is not stable.
+    Raises `NotFound` if a partition does not exist, or if an offset does not exist or is not stable.
     """
     existing = range(snapshot.state.partitions)
     requested = existing if partitions is None else sorted({*partitions})
@@ -147,8 +148,8 @@ def plan_export(
 
 
 def stable_ends(snapshot: Snapshot) -> list[int]:
-    """Return the end of the offsets that can be exported, by partition."""
-    # Kafka transactions may be open, because a broker can end them.
+    """Return the offset at which the export of each partition must end."""
+    # The export may contain open Kafka transactions, because a broker can end these transactions.
     return [int(offset) for offset in replace(snapshot.state, kafka_open=()).last_stable()]
 
 
@@ -196,7 +197,7 @@ ALL_GROUPS = "all"
 DEFAULT_OFFSETS_PARTITIONS = 50
 """Kafka's `offsets.topic.num.partitions`."""
 OFFSETS_CONFIGS = {"cleanup.policy": "compact", "compression.type": "producer", "segment.bytes": 100 << 20}
-"""The configs that a coordinator uses to create the topic."""
+"""The configs with which a group coordinator creates the topic `__consumer_offsets`."""
 PROTOCOL_TYPE = "consumer"
 
 
@@ -221,9 +222,11 @@ def group_partition(group: str, partitions: int) -> int:
 
 
 def committed_offsets(root: Root, groups: Sequence[str] | str, topic_ids: Mapping[str, str]) -> list[GroupOffsets]:
-    """Return the committed offsets of groups for topics (topic ids by name). `"all"` skips groups without such offsets.
+    """Return the committed offsets of groups in `topics` (topic ids by name). If `groups` is `"all"`, groups that have
+    not committed offsets in these topics are skipped.
 
-    Raises `NotFound` if a group does not exist or has no offsets for these topics, and `Corrupt` if a group is damaged.
+    Raises `NotFound` if a group does not exist or has not committed offsets in these topics, and `Corrupt` if a group
+    is damaged.
     """
     from sparklog.groups.lag import Groups
 
@@ -250,9 +253,9 @@ def exported_offsets(
 ) -> list[GroupOffsets]:
     """Return the committed offsets of exported partitions, limited to `ends`.
 
-    An end of None means that the entire partition was exported. Without the limit, a consumer with a higher offset
-    would be out of range, and its `auto.offset.reset` would apply. If `keep_epochs` is False, leader epochs become 0,
-    as in the exported batches.
+    If an end is None, the entire partition was exported. If an offset were not limited, it would be out of range in the
+    export, and the consumer would apply its `auto.offset.reset`. If `keep_epochs` is False, leader epochs become 0, as
+    in the exported batches.
     """
     exported = []
     for group in groups:
@@ -269,9 +272,9 @@ def exported_offsets(
 
 
 def offsets_topic(groups: Sequence[GroupOffsets], partitions: int, env: Env) -> Topic:
-    """Return a topic `__consumer_offsets` in memory that contains these offsets.
+    """Return an in-memory topic `__consumer_offsets` that contains these offsets.
 
-    Raises `BadRequest` for too many partitions.
+    Raises `BadRequest` if the number of partitions is too large.
     """
     import pyarrow as pa
 

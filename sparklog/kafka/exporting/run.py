@@ -1,4 +1,4 @@
-"""Export topics to a directory with the files of a Kafka log directory.
+"""Export topics to a directory that has the layout of a Kafka log directory.
 
     <path>/orders-0/00000000000000000000.log .index .timeindex [.txnindex]     segments, the last one active
                     <log end, 20 digits>.snapshot                               the state of producers at the log end
@@ -7,10 +7,10 @@
     <path>/__consumer_offsets-0 ..., consumer-groups.csv                        offsets of groups, if requested
     <path>/recovery-point-, replication-, log-start-, cleaner-offset-checkpoint
 
-The directory appears atomically. All files are written durably to a temporary directory next to it, which is renamed at
-the end. The rename fails if the target directory has been created and filled in the meantime. `.kafka_cleanshutdown`
-and `meta.properties` are not written, because they belong to a broker. If `.kafka_cleanshutdown` is missing, a broker
-checks the files when it starts.
+The directory is created atomically. All files are written durably to a temporary directory next to the target
+directory, and the temporary directory is renamed at the end. The rename fails if the target directory has been created
+and filled in the meantime. `.kafka_cleanshutdown` and `meta.properties` are not written, because only a broker may
+create these files. If `.kafka_cleanshutdown` is missing, a broker checks the files when it starts.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ from sparklog.storage.locations import is_url, without_settings
 from sparklog.storage.system_errors import store_error
 
 PARALLEL_PARTITIONS = 128
-"""Limited, because each partition may have an open file."""
+"""The maximum number of partitions that are exported in parallel. Each partition may have an open file."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,9 +76,11 @@ class ExportedPartition:
 
 @dataclass(frozen=True, slots=True)
 class ExportedTopic:
-    """An exported topic: the `version` of its log, the `topic_id` in its files, and its explicit `configs`.
+    """An exported topic, with the `version` of the source topic, the `topic_id` in the exported files, and the explicit
+    `configs`.
 
-    The generated topic `__consumer_offsets` has no `version`. `groups` lists the groups whose offsets it contains.
+    The generated topic `__consumer_offsets` does not have a `version`. Its `groups` are the groups whose offsets it
+    contains.
     """
 
     topic: str
@@ -96,8 +98,8 @@ class ExportOptions:
 
     * `starts`: start offsets by partition (inclusive)
     * `ends`: end offsets by partition (exclusive); the batch with the last offset is exported completely
-    * `topic_id`: the topic id in the files, or a dict of ids by topic. By default, an imported topic gets its id in
-      Kafka, and any other topic its id in the root
+    * `topic_id`: the topic id in the files, or a dict of ids by topic. By default, the id of an imported topic is its
+      id in Kafka, and the id of any other topic is its id in the root
     * `groups`: groups whose offsets are exported in `__consumer_offsets`, which is the last topic in the result
     * `offsets_partitions`: number of partitions of `__consumer_offsets`
     * `durable`: False to skip all fsync calls
@@ -140,11 +142,12 @@ def export_topics(
 
     Return the exported topics in order.
 
-    `on_planned` is called with the number of bytes to export, and then `progress` is called with records and bytes.
+    `on_planned` is called once with the number of bytes to export. `progress` is then called with numbers of exported
+    records and bytes.
 
     Raises `NotFound` for a missing topic, partition, offset, version, time or group. Raises `Conflict` if the directory
-    is not empty, or if a file was replaced during the export. Raises `BadRequest` for an invalid directory or id, and
-    `Corrupt` for damage. In all these cases, the directory is not created.
+    is not empty, or if a file was replaced during the export. Raises `BadRequest` if the directory or an id is invalid,
+    and `Corrupt` if a file is damaged. If an exception is raised, the directory is not created.
     """
     options.check()
     if not topics or len(set(topics)) < len(topics):
@@ -158,8 +161,8 @@ def export_topics(
     directory = _check_directory(root, local_path(path))
     offsets: list[GroupOffsets] | None = None
     if options.groups is not None:
-        # Read the offsets before the snapshots, because offsets that are committed later could be beyond the end of the
-        # export.
+        # Read the committed offsets before the snapshots, because an offset that is committed after the snapshots may
+        # be beyond the end of the export.
         ids = {name: root.topic(name).log.state(refresh=False).topic_id for name in topics}
         offsets = committed_offsets(root, options.groups, ids)
     snapshots = _read_snapshots(root, topics, options.version, options.time_ms)
@@ -182,7 +185,7 @@ def export_topics(
 def _range(root: Root, snapshot: Snapshot, options: ExportOptions) -> tuple[Mapping[int, int], Mapping[int, int]]:
     """Return the start and end offsets by partition.
 
-    Times are converted to offsets; a time after the last record is the end.
+    Times are converted to offsets. A time after the last record is converted to the end offset.
     """
     stable = stable_ends(snapshot)
     partitions = [p for p in options.partitions or range(len(stable)) if p < len(stable)]
@@ -239,7 +242,7 @@ def _not_empty(path: str) -> Conflict:
 
 
 def _read_snapshots(root: Root, topics: Sequence[str], version: int | None, time_ms: int | None) -> list[Snapshot]:
-    """Return snapshots that end before the first open transaction, so that no transaction is exported partially."""
+    """Return snapshots that do not contain a part of a transaction, so that no transaction is exported partially."""
     if version is None and time_ms is None:
         raw = {name: root.topic(name).log.snapshot() for name in topics}
         visible, deleted = consistent_snapshots(
@@ -249,7 +252,7 @@ def _read_snapshots(root: Root, topics: Sequence[str], version: int | None, time
             raise no_topic(name, root.location)
     else:
         visible = {name: _read_older(root, name, version, time_ms) for name in topics}
-    # Kafka transactions may be open, because a broker can end them.
+    # The export may contain open Kafka transactions, because a broker can end these transactions.
     native = {name: replace(shot, state=replace(shot.state, kafka_open=())) for name, shot in visible.items()}
     limited = [limited_to(native[name], ends) for name, ends in consistent_ends(native).items()]
     return [
@@ -274,10 +277,10 @@ def _read_older(root: Root, name: str, version: int | None, time_ms: int | None)
 
 @dataclass(slots=True)
 class _Export:
-    """The export of several topics: their files, and the checkpoints of the directory.
+    """Writes the files of the exported topics, and the checkpoint files of the directory.
 
     * `topic_ids`: topic ids to write instead of the ids in the root
-    * `ends`: the end of each partition that was exported only in part, and None for the other partitions
+    * `ends`: the end offset of each partition that was exported only in part, and None for the other partitions
     """
 
     root: Root
@@ -305,7 +308,7 @@ class _Export:
         return ExportedTopic(snapshot.topic, snapshot.version, topic_id, state.partitions, configs, tuple(exported))
 
     def groups(self, offsets: Sequence[GroupOffsets], partitions: int) -> ExportedTopic:
-        """Write the committed offsets of groups. This must be called after all topics are written."""
+        """Write the committed offsets of groups. This method must be called after all topics are written."""
         exportable = exported_offsets(offsets, self.ends, self.options.keep_leader_epochs)
         topic = offsets_topic(exportable, partitions, self.root.env)
         snapshot = topic.log.snapshot()
@@ -379,9 +382,9 @@ class _Stage:
         self._durable = durable
 
     def publish(self) -> None:
-        """Rename the temporary directory to `path`, atomically. Raises `Conflict` if the path is in use now."""
+        """Atomically rename the temporary directory to `path`. Raises `Conflict` if the path is in use."""
         try:
-            # This also replaces an empty directory atomically, and fails if the directory is not empty.
+            # The rename atomically replaces an empty directory, and fails if the directory is not empty.
             os.rename(self._temporary_dir, self._path)
         except OSError as error:
             if error.errno in (errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR):

@@ -1,26 +1,28 @@
 """Read the internal topics of Kafka's coordinators, import groups and transactions, and compute consumer lag.
 
 These topics are compacted: the latest record of a key is its state, and a record without a value deletes the key. A
-producer can commit offsets in a transaction. The records of a transaction are applied at its COMMIT marker. Other
-records are applied immediately, even if they are after the start of an open transaction. In contrast, a read_committed
-consumer stops at the first open transaction. An earlier record never replaces a later one, even if the marker of the
-earlier record comes later.
+producer can commit offsets in a transaction. These records are applied when the COMMIT marker of the transaction is
+read. Other records are applied immediately, even if they are after the start of an open transaction. In contrast, a
+read_committed consumer stops at the first open transaction. A record never replaces a record with a higher offset, even
+if its transaction is committed later.
 
-**Groups** (`__consumer_offsets`): an import reads the committed offsets of each group in the imported topics, with
-their times, leader epochs and metadata, and the generation of the group. Offsets that have expired (only old clients
-set an expiry), offsets of topics that were not imported or were created again, and groups without offsets are skipped.
-An imported offset replaces an offset only if it is newer, so repeating the import updates the groups. If a group has
-been used in the root, it is not changed, because its members continue from the offsets that they committed in the root.
+**Groups** (`__consumer_offsets`): an import reads the generation of each group and its committed offsets in the
+imported topics, with their timestamps, leader epochs and metadata. Expired offsets (only old clients set an expiry),
+offsets of topics that were not imported or were recreated, and groups without offsets are skipped. An imported offset
+replaces an existing offset only if the imported offset is newer, so repeating the import updates the groups. If a group
+has been used in the root, the import does not change the group, because its members continue from the offsets that they
+committed in the root.
 
 **Transactions** (`__transaction_state`): an import reads the transactional id, the start and the timeout of each open
 transaction. It also reads the decision, if the marker has not been written to the partition yet (see
-`sparklog.log.state.commit`). A running broker may start the next transaction during the import. A transactional id
-cannot start a transaction before all markers of its previous transaction are written. Therefore a decision is used only
-if its record is the latest record of the id both before and after the logs are copied.
+`sparklog.log.state.commit`). A running broker may start the next transaction during the import. A transactional id can
+start a transaction only after all markers of its previous transaction are written. Therefore a decision is used only if
+its record is the latest record of the transactional id both before and after the logs are copied.
 
-**Consumer lag**: the rows are those of `sparklog.groups.lag`. Only a running broker knows the members of a group, so
-the state of the group is unknown. Each broker of a cluster stores some partitions of `__consumer_offsets` and of the
-other topics. Therefore the lag covers only the groups and logs that are stored in this directory.
+**Consumer lag**: the lag has the same columns as in `sparklog.groups.lag`. The state of a group is unknown, because
+only a running broker has the members of the group. Each broker of a cluster stores some partitions of
+`__consumer_offsets` and of the other topics. Therefore the lag includes only the groups and partitions that are stored
+in this directory.
 """
 
 from __future__ import annotations
@@ -58,7 +60,7 @@ if TYPE_CHECKING:
 
 
 class StoredValue(NamedTuple):
-    """The value of a key, and the partition and offset of its record."""
+    """The latest value of a key, with the partition and offset of the record."""
 
     value: bytes
     partition: int
@@ -67,7 +69,7 @@ class StoredValue(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class LogDir:
-    """A log directory with Kafka's internal topics. `segment_recovery` describes `policy` and `on_skipped`."""
+    """A log directory with Kafka's internal topics. See `segment_recovery` for `policy` and `on_skipped`."""
 
     path: FilePath
     env: Env
@@ -97,7 +99,7 @@ class LogReading(ABC):
 
     @abstractmethod
     def add(self, window: Window) -> None:
-        """Add the records of a window."""
+        """Process the records of a window."""
 
     def _windows(self, file: SegmentFile, name: SegmentName, after: SegmentName | None) -> Iterator[Window]:
         last, policy = after is None, self.log_dir.policy
@@ -138,7 +140,8 @@ class _LatestValues(LogReading):
         for row, end in enumerate(ends):
             producer = int(headers.producer_id[row])
             if markers[row]:
-                # If the cleaner has removed the record of a marker, it has also removed the records of the transaction.
+                # If the cleaner has removed the record of a marker, the cleaner has also removed the records of the
+                # transaction.
                 if headers.count[row]:
                     self._end(producer, int(control.control_types(window.data, headers[row : row + 1])[0]))
                 continue
@@ -169,7 +172,7 @@ OPEN_STATUSES = (
 
 @dataclass(slots=True)
 class KafkaGroup:
-    """A group with its committed offsets by (topic, partition). `generation` is 0 if unknown."""
+    """A group with its committed offsets by (topic, partition). `generation` is 0 if the generation is unknown."""
 
     id: str
     generation: int = 0
@@ -178,10 +181,10 @@ class KafkaGroup:
 
 @dataclass(frozen=True, slots=True)
 class ImportedGroup:
-    """The import of a group.
+    """The result of importing a group.
 
     * `offsets`: number of imported offsets
-    * `left_out`: number of offsets that were skipped because of their topics
+    * `left_out`: number of offsets that were skipped because their topics were not imported or were recreated
     * `in_use`: True if the group was not changed, because it has had a member in the root
     """
 
@@ -221,7 +224,9 @@ def _note_generation(groups: dict[str, KafkaGroup], group_id: str, generation: i
 
 
 class GroupTopic(NamedTuple):
-    """An imported topic: its id in the root, its id in Kafka (empty if unknown) and its number of partitions."""
+    """The id of an imported topic in the root, its id in Kafka (empty if the id is unknown) and its number of
+    partitions.
+    """
 
     topic_id: str
     kafka_id: str
@@ -231,7 +236,7 @@ class GroupTopic(NamedTuple):
 def import_groups(
     root: Root, groups: Mapping[str, KafkaGroup], topics: Mapping[str, GroupTopic]
 ) -> tuple[ImportedGroup, ...]:
-    """Import the offsets of groups in `topics` (by name). The import can be repeated."""
+    """Import the committed offsets of groups in `topics` (by name). The import can be repeated."""
     from sparklog.groups.group_state import CommittedOffset
     from sparklog.groups.lag import Groups
 
@@ -248,8 +253,8 @@ def import_groups(
         if not offsets:
             continue
         group = groups_of_root.group(group_id)
-        # Do not change the group even if its member has left or is idle, because Kafka's offsets would skip records
-        # that the member has not read in the root.
+        # Do not change the group even if its member has left or is idle. If the group continued from the offsets in
+        # Kafka, it would skip records that the member has not read in the root.
         in_use = group.description().session_timeout_ms is not None
         if not in_use:
             group.restore(offsets, generation=kafka_group.generation)
@@ -258,7 +263,7 @@ def import_groups(
 
 
 def kafka_transactions(log_dir: LogDir) -> dict[int, CoordinatorEntry]:
-    """Return the entries of the transaction coordinators in a log directory, by producer id."""
+    """Return the transaction coordinator entries of a log directory, by producer id."""
     entries: dict[int, CoordinatorEntry] = {}
 
     def add(key: bytes, stored: StoredValue) -> None:
@@ -286,7 +291,7 @@ def kafka_transactions(log_dir: LogDir) -> dict[int, CoordinatorEntry]:
 def commit_decisions(
     topic: Topic, before: Mapping[int, CoordinatorEntry], after: Mapping[int, CoordinatorEntry]
 ) -> None:
-    """Commit the decisions about open transactions that are in both reads of the coordinators."""
+    """Commit the decisions about open transactions that are the same before and after the copy of the logs."""
     state = topic.log.state(refresh=False)
     source = state.kafka_source
     decisions = {
@@ -325,7 +330,7 @@ def commit_decisions(
 def read_latest(log_dir: LogDir, topic: str, add: Callable[[bytes, StoredValue], None]) -> None:
     """Call `add` with the latest value of each key in the partitions of an internal topic.
 
-    A record that cannot be decoded is treated as damage.
+    If a record cannot be decoded, it is handled like a damaged batch.
     """
     values: dict[bytes, StoredValue] = {}
     for (name, number), partition_dir in sorted(directory.partition_dirs(log_dir.path).items()):
@@ -351,7 +356,7 @@ def read_latest(log_dir: LogDir, topic: str, add: Callable[[bytes, StoredValue],
 
 
 UNKNOWN = "Unknown"
-"""The name that Kafka uses for an unknown group state."""
+"""Kafka's name for an unknown group state."""
 
 
 def has_groups(view: KafkaView) -> bool:
@@ -361,10 +366,10 @@ def has_groups(view: KafkaView) -> bool:
 class KafkaGroups:
     """The groups of a log directory at `now_ms` (ms since the epoch), without expired offsets.
 
-    `failures` collects the damage that `lag` finds.
+    `lag` adds the errors for damaged files to `failures`.
 
-    Raises `BadRequest` for a partition directory, `NotFound` if `__consumer_offsets` does not exist, and `Corrupt` if
-    it is damaged.
+    Raises `BadRequest` if the path is a partition directory, `NotFound` if `__consumer_offsets` does not exist, and
+    `Corrupt` if `__consumer_offsets` is damaged.
     """
 
     def __init__(self, view: KafkaView, now_ms: int | None = None) -> None:
@@ -387,7 +392,9 @@ class KafkaGroups:
         return sorted(self._groups)
 
     def descriptions(self, names: Iterable[str], failures: list[SparklogError] | None = None) -> list[GroupDescription]:
-        """Describe groups. The time of a group is the time of its latest committed offset."""
+        """Return the descriptions of groups. The timestamp of a group is the commit timestamp of its latest committed
+        offset.
+        """
         descriptions = []
         for name in names:
             group = self._groups.get(name, KafkaGroup(name))
@@ -402,9 +409,9 @@ class KafkaGroups:
         """Return a row per committed offset in the partitions of the directory, sorted by group, topic and partition.
 
         Args:
-            names: the groups; None selects all groups. Unknown groups have no rows.
+            names: the groups to return. If None, all groups are returned. Unknown groups are ignored.
             topics: the topics, as of the view's latest snapshot. If None, a new snapshot of all topics is taken.
-            seconds: True to read the first unread record of each partition, for the waiting time.
+            seconds: True to read the first unread record of each partition in order to compute the lag in seconds.
         """
         groups = [self._groups[name] for name in (self.names() if names is None else names) if name in self._groups]
         if topics is None:
@@ -424,9 +431,11 @@ class KafkaGroups:
         return rows
 
     def _read_waiting_time(self, topic: str, partition: int, offset: int, limits: Bounds) -> float | None:
-        """Return the seconds since the first record from `offset` on was written, or 0 if there is no such record.
+        """Return the number of seconds since the first record at or above `offset` was written, or 0 if no record has
+        been written there.
 
-        Returns None if the record has no timestamp or is damaged. The damage is added to `failures`.
+        Returns None if the record does not have a timestamp or is damaged. If the record is damaged, the error is added
+        to `failures`.
         """
         unread = OffsetRange(topic, partition, max(offset, limits.log_start), limits.log_end)
         try:

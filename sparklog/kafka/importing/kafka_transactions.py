@@ -1,11 +1,11 @@
-"""Describe the transactional ids and producers in a Kafka log directory, with Kafka's names.
+"""Describe the transactional ids and producers in a Kafka log directory. Fields and states have Kafka's names.
 
 `__transaction_state` contains the latest state of each transactional id, as shown by `kafka-transactions.sh list` and
-`describe`. The files do not show which broker is the coordinator of an id: it is the leader of the partition of
-`__transaction_state` that stores the id.
+`describe`. The coordinator of a transactional id is the broker that leads the `__transaction_state` partition of the
+id. The files do not contain this broker.
 
-The latest `.snapshot` of a partition contains its producers up to an offset, as shown by `describe-producers`. A broker
-writes a snapshot when it stops and when it rolls a segment.
+The latest `.snapshot` of a partition contains the producer state up to an offset, as shown by `describe-producers`. A
+broker writes a snapshot when it shuts down and when it rolls a segment.
 """
 
 from __future__ import annotations
@@ -49,7 +49,8 @@ class KafkaTransactionalId:
 class KafkaProducerState:
     """A producer in the latest snapshot of a partition. `snapshot` is the offset of the snapshot.
 
-    The coordinator epoch and the start offset of the current transaction are None if they do not exist.
+    The coordinator epoch is None if the producer has not ended a transaction. The start offset is None if the producer
+    does not have an open transaction.
     """
 
     partition: str
@@ -65,8 +66,8 @@ class KafkaProducerState:
 def kafka_transactional_ids(view: KafkaView) -> list[KafkaTransactionalId]:
     """Return all transactional ids of a log directory, in order.
 
-    Raises `BadRequest` for a partition directory, `NotFound` if `__transaction_state` does not exist, and `Corrupt` if
-    it is damaged.
+    Raises `BadRequest` if the path is a partition directory, `NotFound` if `__transaction_state` does not exist, and
+    `Corrupt` if `__transaction_state` is damaged.
     """
     if view.layout != "log-dir":
         raise BadRequest(
@@ -110,7 +111,9 @@ def find_transactional_id(view: KafkaView, name: str) -> KafkaTransactionalId:
 
 
 def producer_states(view: KafkaView, failures: list[SparklogError]) -> Iterator[KafkaProducerState]:
-    """Yield the producers in the latest snapshot of each partition. Damaged snapshots are added to `failures`."""
+    """Yield the producers in the latest snapshot of each partition. The errors for damaged snapshots are added to
+    `failures`.
+    """
     for (topic, partition), partition_dir in sorted(partition_dirs(view.path).items()):
         names = [
             name for name in partition_dir.names() if name.endswith(SNAPSHOT) and name.removesuffix(SNAPSHOT).isdigit()

@@ -1,13 +1,13 @@
 """Copy a Kafka partition directory into a root. Segment boundaries are preserved, and the last segment remains active.
 
-The bounds are those that Kafka uses (see `sparklog.kafka.in_place.view`). The log starts at the offset in
-`log-start-offset-checkpoint`, or at the first segment, and ends after the last batch of the last segment. Empty
-segments, which the log cleaner may leave, and segments below the log start are not copied.
+The start and end of the log are the same as in Kafka (see `sparklog.kafka.in_place.view`). The log starts at the offset
+in `log-start-offset-checkpoint`, or at the first segment, and ends after the last batch of the last segment. Empty
+segments, which the log cleaner may create, and segments below the log start offset are not copied.
 
 Copying a large partition takes hours, so the partition is copied in chunks of segments, and each chunk is committed
 before the next one. Segments that the topic already contains are not read again. The first new segment may start below
-the end of the last import, because it was active then, or because the cleaner has merged segments since. Its new
-batches are written to an append file.
+the end of the last import, because the segment was active at that time, or because the cleaner has merged segments
+since then. The new batches of this segment are written to an append file.
 
 A closed segment may become a hard link to Kafka's file, because a broker never changes the bytes of closed segments: it
 replaces and deletes the files by name. A broker truncates a segment only to remove records above the high watermark, so
@@ -51,7 +51,7 @@ from sparklog.storage.store import Store
 
 @dataclass(frozen=True, slots=True)
 class PartitionSource:
-    """A partition directory with its entries in the checkpoints of the log directory. A missing entry is None."""
+    """A partition directory with its entries in the checkpoint files of the log directory. A missing entry is None."""
 
     number: int
     partition_dir: FilePath
@@ -62,7 +62,9 @@ class PartitionSource:
 
 @dataclass(frozen=True, slots=True)
 class ImportedPart:
-    """The imported part of a partition, up to `imported.end`, with Kafka's open transactions in this part."""
+    """The part of a partition that has been imported (up to `imported.end`), and Kafka's open transactions in this
+    part.
+    """
 
     imported: ImportedEnd
     open: tuple[KafkaOpen, ...] = ()
@@ -79,7 +81,7 @@ NOTHING_IMPORTED = ImportedPart(ImportedEnd(0))
 class CoordinatorEntry:
     """The entry of the transaction coordinator for a producer id. The other fields are those of `KafkaOpen`.
 
-    * `decided`: the decision, `commit` or `abort`, or None if the transaction is not decided
+    * `decided`: the decision, `commit` or `abort`, or None if the coordinator has not decided the transaction yet
     * `partitions`: the partitions in the transaction
     * `record`: partition and offset of the record in `__transaction_state`
     """
@@ -96,10 +98,10 @@ class CoordinatorEntry:
 class CopyTarget:
     """The topic that the segments are copied to.
 
-    * `read_version`: version of the topic, for the names of new files
+    * `read_version`: version of the topic, which is part of the names of new files
     * `new_keys`: keys of all new files, which are deleted if the import fails
-    * `policy`: the policy for damage (see `segment_recovery`)
-    * `on_skipped`: function that is called for skipped damage
+    * `policy`: the policy for damaged batches (see `segment_recovery`)
+    * `on_skipped`: function that is called for each skipped range
     * `coordinator`: entries of the transaction coordinator by producer id
     * `copied`, `linked`: number of bytes that were copied and linked so far
     * `records`: number of imported records so far
@@ -128,7 +130,7 @@ class CopyTarget:
 
 @dataclass(slots=True)
 class _LinkedFile:
-    """A writer for an object that already exists as a hard link to the file that is being read."""
+    """A writer for a file that already exists as a hard link, so that nothing has to be written."""
 
     store: Store
     key: str
@@ -146,12 +148,12 @@ class _LinkedFile:
 def copy_partition(
     source: PartitionSource, target: CopyTarget, before: ImportedPart = NOTHING_IMPORTED
 ) -> Iterator[ImportedPartition]:
-    """Copy the segments of a partition that are not imported yet, and yield chunks to commit.
+    """Copy the segments of a partition that have not been imported yet, and yield chunks to commit.
 
     At least one chunk is yielded.
 
-    Raises `Corrupt` with file, position and offset for damage before the log end that is not skipped, `Unavailable` if
-    a broker replaces files during the copy, and `Conflict` if the imported part ends inside a batch.
+    Raises `Corrupt` with the file, position and offset if a batch before the log end is damaged and is not skipped,
+    `Unavailable` if a broker replaces files during the copy, and `Conflict` if the imported part ends inside a batch.
     """
     names, limits = list_segments(source.partition_dir, env=target.env), target.store.limits
     log_start = max(names[0].base if names else 0, source.log_start or 0)
@@ -185,7 +187,8 @@ class _Copies:
         self._last = before.imported
         self._files: list[FileSlices] = []
         self._import_id = target.env.new_id()
-        # If the log now starts above the imported part, the records of the open transactions have been deleted.
+        # If the log start offset is now above the imported part, the records of the open transactions have been
+        # deleted.
         self._open_transactions = before.open if log_start <= before.end else ()
         self._transactions = TransactionState(
             {transaction.producer: transaction.first for transaction in self._open_transactions}
@@ -235,7 +238,7 @@ class _Copies:
     def add(self, name: SegmentName, after: SegmentName | None) -> None:
         """Copy the next segment. `after` is the segment after it, or None if the segment is active.
 
-        With the policy `truncate`, a damaged segment becomes the active segment.
+        If the policy is `truncate`, a damaged segment becomes the active segment.
         """
         try:
             copied = self._copy(name, after)
@@ -319,10 +322,11 @@ class _Copies:
         return self._target.link and (watermark is None or copy.limit <= watermark)
 
     def _aborted(self, name: SegmentName, events: TransactionEvents) -> AbortedTransactions:
-        """Return the transactions that the ABORT markers of a segment end, based on the log and on a matching
+        """Return the transactions that are aborted by a marker in the segment, according to the log and to a matching
         `.txnindex`.
 
-        The index is needed because it also contains the start of transactions whose first data the cleaner has removed.
+        The index is also read, because it contains the first offset of a transaction even if the cleaner has removed
+        its first records.
         """
         markers = list(self._transactions.abort_markers(events))
         if not markers:

@@ -1,24 +1,25 @@
 """Plan an import: the topics of a log directory, their configs, and the start offset of each partition.
 
 If the topic already exists in the root, the import continues where the last import ended. This requires that the topic
-is the same topic in Kafka, and that no other writer has changed the topic in the root since the last import. It is the
-same topic if
+was imported from the same Kafka topic, and that no other writer has changed the topic in the root since the last
+import. The Kafka topic is the same if
 
 * the topic ids are equal, or one of the ids is unknown;
 * the log in Kafka does not end before the end of the last import. A shorter log was truncated, for example after an
   unclean leader election, so the imported records beyond its end no longer exist in Kafka;
 * the last imported batch still exists with the same checksum and leader epoch. The checksum does not cover the epoch.
   After a change of leader, producers send unacknowledged records again, possibly in another order. If the batch is
-  below the cleaner's checkpoint, the cleaner may have removed or rewritten it. In this case `leader-epoch-checkpoint`
-  must contain the same epoch for its offset. If retention has removed the batch, only the topic id is compared.
+  below the cleaner's checkpoint, the cleaner may have removed or rewritten the batch. In this case,
+  `leader-epoch-checkpoint` must contain the same epoch for the offset of the batch. If retention has removed the batch,
+  only the topic id is compared.
 
 All topics are checked before the first topic is imported.
 
 **Configs** come from the cluster metadata, which a KRaft broker stores as `__cluster_metadata-0` in one of its log
 directories. The metadata consists of a log of records and of occasional snapshots of the current state. A snapshot
 (`<offset>-<epoch>.checkpoint`) is also a log, but its records have no offsets of the metadata log. The current state is
-that of the latest snapshot, updated by the records from the snapshot's offset on. The value of a record is three
-uvarints (version of the frame, record type, version of the record) and the record. These record types are read:
+the state in the latest snapshot, updated by the records that follow the snapshot's offset. The value of a record is
+three uvarints (version of the frame, record type, version of the record) and the record. These record types are read:
 
 | type | record            | fields                                                                          |
 |------|-------------------|---------------------------------------------------------------------------------|
@@ -80,7 +81,7 @@ _RECORDS: Mapping[int, Struct] = {
 }
 _SNAPSHOT = re.compile(r"\d{20}-\d{10}\.checkpoint")
 INTERNAL_SEGMENT_BYTES = "internal.segment.bytes"
-"""Kafka's internal override of `segment.bytes`, whose minimum is 1 MiB."""
+"""The internal topic config that overrides `segment.bytes`, because the minimum of `segment.bytes` is 1 MiB."""
 NAMES = {INTERNAL_SEGMENT_BYTES: "segment.bytes"}
 
 
@@ -89,7 +90,7 @@ class KafkaConfigs:
     """The configs of a topic in Kafka.
 
     * `taken`: the configs that are imported
-    * `left_out`: the reasons why other configs are not imported, by config name
+    * `left_out`: the names of the configs that are not imported, and the reason for each config
     """
 
     taken: Mapping[str, str]
@@ -98,7 +99,7 @@ class KafkaConfigs:
 
 @dataclass(slots=True)
 class MetadataLog(LogReading):
-    """The state of the metadata log after the records so far: topic ids and configs by topic name."""
+    """The topic ids and configs (by topic name) after applying the records that have been read so far."""
 
     ids: dict[str, str] = field(default_factory=dict)
     configs: dict[str, dict[str, str]] = field(default_factory=dict)
@@ -185,7 +186,7 @@ def importable_configs(metadata: MetadataLog, topic: str, topic_id: str, *, forc
 
 @dataclass(frozen=True, slots=True)
 class TopicSource:
-    """A topic of a log directory. `topic_id` is the id in `partition.metadata`, or empty."""
+    """A topic in a log directory. `topic_id` is the id in `partition.metadata`, or an empty string."""
 
     name: str
     topic_id: str
@@ -198,8 +199,8 @@ class TopicPlan:
 
     * `before`: the part of each partition that the root already contains
     * `exists`: True if the topic exists in the root
-    * `finished`: True if the root contains all records and has ended the open transactions, so that there is nothing to
-      import
+    * `finished`: True if the root already contains all records and the open transactions have been ended, so that
+      nothing has to be imported
     """
 
     source: TopicSource
@@ -213,11 +214,11 @@ def plan_import(
 ) -> list[TopicPlan]:
     """Plan the import of each source into the root. `root` is None if the root does not exist yet.
 
-    If `last` is True, this import will end Kafka's open transactions, so no later import can continue. If an import
-    with `last` was killed while it ended transactions, it has already written to its topics. Such topics are `finished`
-    if the log directory contains no new records.
+    If `last` is True, this import ends Kafka's open transactions, so a later import cannot continue. If an import with
+    `last` was killed while it ended transactions, it may have already written markers to the topics. In this case, a
+    topic is `finished` if the log directory does not contain new records.
 
-    Raises `BadRequest` for an invalid topic name, and `Conflict` if the import of an existing topic cannot continue.
+    Raises `BadRequest` if a topic name is invalid, and `Conflict` if the import of an existing topic cannot continue.
     """
     plans = []
     for source in sources:
@@ -244,10 +245,10 @@ def plan_import(
 def _check_topic(
     root: Root, source: TopicSource, state: TopicState, before: Sequence[ImportedPart], last: bool
 ) -> bool:
-    """Raise `Conflict` unless the topic was imported from this Kafka topic and has not been written to since.
+    """Raise `Conflict` unless the topic was imported from this Kafka topic and has not been changed since the import.
 
-    If `last` is True and there are no new records to import, a topic that was written to is accepted, and the result is
-    True.
+    If `last` is True, the topic has been changed and the log directory does not contain new records, return True
+    instead of raising `Conflict`.
     """
     name, imported = source.name, state.kafka_source
     if imported is None:
@@ -280,20 +281,20 @@ def _check_topic(
 
 
 def _read_bounds(part: PartitionSource, names: Sequence[SegmentName]) -> tuple[int, int]:
-    """Return the log start and the log end. Scans the last segment."""
+    """Scan the last segment, and return the log start offset and log end offset."""
     log_start = max(names[0].base if names else 0, part.log_start or 0)
     return log_start, max(log_start, next_offset_of(names[-1]) if names else 0)
 
 
 def _check_same_log(source: TopicSource, part: PartitionSource, imported: ImportedEnd, policy: str, env: Env) -> None:
-    """Raise `Conflict` unless the log of the partition is the log that was imported, up to `imported`."""
+    """Raise `Conflict` unless the log of the partition still contains the imported batches up to `imported`."""
     if imported.end == 0:
         return
     where = f"{source.name}-{part.number}"
     names = list_segments(part.partition_dir, env=env)
     try:
         log_start, log_end = _read_bounds(part, names)
-        # If damage is skipped, the log may contain imported records after the log end that this scan finds.
+        # If damaged batches are skipped, the log may contain imported records after the log end that this scan returns.
         if log_end < imported.end and policy != SKIP:
             raise Conflict(
                 f"{where} ends at {log_end}, but was imported up to {imported.end}: the log was truncated, for example"
@@ -319,9 +320,7 @@ def _check_same_log(source: TopicSource, part: PartitionSource, imported: Import
 
 
 class ExpectedSize(NamedTuple):
-    """The log start and log end of a partition after an import, and the maximum number of bytes that the
-    import reads.
-    """
+    """The log start and log end offset of a partition after an import, and the maximum number of bytes to read."""
 
     log_start: int
     log_end: int
@@ -340,8 +339,8 @@ def expected_size(part: PartitionSource, before: ImportedPart, env: Env) -> Expe
 
 
 def _read_batch_at(names: Sequence[SegmentName], last: int) -> tuple[int, int] | None:
-    """Return the checksum and leader epoch of the batch that ends with offset `last`, or None if there is no such
-    batch.
+    """Return the checksum and leader epoch of the batch whose last offset is `last`, or None if the batch does not
+    exist.
     """
     name = next((name for name in reversed(names) if name.base <= last), None)
     if name is None:
@@ -361,7 +360,7 @@ def topic_sources(path: FilePath, topics: Sequence[str] | None) -> list[TopicSou
 
     If `topics` is None, all topics except Kafka's internal topics are returned.
 
-    Raises `NotFound` if the log directory or a topic does not exist, and `BadRequest` for missing partitions.
+    Raises `NotFound` if the log directory or a topic does not exist, and `BadRequest` if a partition is missing.
     """
     layout = directory.kafka_layout(path)
     if layout is None and not path.is_directory():
@@ -387,8 +386,8 @@ def topic_sources(path: FilePath, topics: Sequence[str] | None) -> list[TopicSou
         raise NotFound(f"{path} contains only internal Kafka topics: specify topics to import from {', '.join(names)}")
     starts = directory.offset_checkpoint(path, LOG_STARTS_FILE)
     cleaned = directory.offset_checkpoint(path, CLEANER_OFFSETS_FILE)
-    # If this file does not exist, the watermarks are unknown. A missing entry, or a damaged file, means a watermark of
-    # 0.
+    # If this file does not exist, the high watermarks are unknown. If the file is damaged or an entry is missing, the
+    # high watermark is 0.
     try:
         watermarks: dict[TopicPartition, int] | None = directory.offset_checkpoint(path, HIGH_WATERMARKS_FILE) or None
     except Corrupt:
@@ -411,7 +410,9 @@ def topic_sources(path: FilePath, topics: Sequence[str] | None) -> list[TopicSou
 
 
 def _read_id(path: FilePath, name: str, partitions: Sequence[PartitionSource]) -> str:
-    """Return the topic id. Raises `BadRequest` for missing partitions, and for partitions of different topics."""
+    """Return the topic id. Raises `BadRequest` if a partition is missing, or if the partitions have different topic
+    ids.
+    """
     numbers = [part.number for part in partitions]
     missing = next((expected for expected, number in enumerate(numbers) if expected != number), None)
     if missing is not None:

@@ -1,16 +1,16 @@
 """Import topics of a Kafka log directory into a root.
 
 An import preserves offsets, log starts, the bytes of all batches, the cleaner's checkpoint, leader epochs and Kafka's
-topic id. Closed segments are imported completely with their indexes, as hard links if possible. Later appends get the
-next leader epoch. A new topic gets its configs from the metadata log, if the log directory contains one, and from the
-caller.
+topic id. Closed segments are imported completely with their indexes, as hard links if possible. Later appends use the
+next leader epoch. The configs of a new topic come from the caller and, if the log directory contains a metadata log,
+from the metadata log.
 
-1. Create the topic with the id of Kafka's topic.
+1. Create the topic with the topic id that it has in Kafka.
 2. Copy, check and commit each partition in chunks. Each chunk starts at the end of the previous chunk.
 
-If an import is killed, the next import completes it and does not copy committed chunks again. If the log has grown, the
-next import copies the new part (see `sparklog.kafka.importing.plan` for the conditions). During an import, readers see
-only the chunks that are already committed.
+If an import is killed, the next import continues after the last committed chunk. If records have been appended to the
+log, the next import copies these records (see `sparklog.kafka.importing.plan` for the conditions). During an import,
+readers see only the chunks that are already committed.
 """
 
 from __future__ import annotations
@@ -63,9 +63,9 @@ from sparklog.log.topic.root import Root, topic_of
 from sparklog.log.topic.topic import Topic
 
 KEEP, ABORT, REFUSE = OPEN_CHOICES = ("keep", "abort", "refuse")
-"""Values of `open_transactions`, which determines how transactions that are open in Kafka are imported."""
+"""Values of the option `open_transactions`, which determines how transactions that are open in Kafka are imported."""
 AUTO, NEVER = LINK_CHOICES = ("auto", "never")
-"""Values of `link`, which determines whether hard links to Kafka's closed segments on the same disk are created."""
+"""Values of the option `link`, which determines whether closed segments on the same disk are imported as hard links."""
 
 OnProgress: TypeAlias = Callable[[str, int, int, int], None]
 """Function that is called with the progress since its last call: topic, partition, records, bytes."""
@@ -73,15 +73,15 @@ OnProgress: TypeAlias = Callable[[str, int, int, int], None]
 
 @dataclass(frozen=True, slots=True)
 class PartitionReport:
-    """The import of a partition. In a dry run, the plan of the import, based on the names and sizes of files.
+    """The result of importing a partition. In a dry run, the values are estimated from the names and sizes of files.
 
-    * `log_start`, `log_end`: bounds after the import
+    * `log_start`, `log_end`: log start offset and log end offset after the import
     * `since`: the first offset that this import adds
     * `records`: number of imported records
-    * `copied`: number of copied bytes; in a dry run, the maximum
-    * `linked`: number of bytes that are shared by hard links
-    * `skipped`: number of ranges of skipped damage
-    * `open`: number of transactions without a marker
+    * `copied`: number of copied bytes; in a dry run, the maximum number of bytes to copy
+    * `linked`: number of bytes in hard-linked files
+    * `skipped`: number of skipped ranges
+    * `open`: number of open transactions
     """
 
     partition: int
@@ -97,9 +97,10 @@ class PartitionReport:
 
 @dataclass(frozen=True, slots=True)
 class ImportedTopic:
-    """The import of a topic. `created` is True if the import created the topic.
+    """The result of importing a topic. `created` is True if the import created the topic.
 
-    `kafka_configs`: the configs of a created topic in Kafka, or None if the log directory does not contain configs.
+    `kafka_configs` contains the configs of a created topic in Kafka, or is None if the log directory does not contain
+    configs.
     """
 
     topic: str
@@ -129,8 +130,8 @@ class ImportOptions:
 
     * `keep`: open transactions hold back the last stable offset until a later import contains their markers, or until
       they are ended in the root
-    * `abort`: open transactions end as Kafka's coordinator has decided, and are aborted if there is no decision; later
-      imports of the topics will fail
+    * `abort`: open transactions that Kafka's coordinator has decided to commit are committed, and all other open
+      transactions are aborted; later imports of the topics will fail
     * `refuse`: raise `Conflict` if a transaction is open
     """
 
@@ -175,18 +176,19 @@ def import_log_dir(
         path: the log directory.
         options: the options of the import.
         dry_run: True to only report what the import would do.
-        on_skipped: function that is called for records that are not imported, including bytes after the log end. By
-            default, a warning is logged.
+        on_skipped: function that is called for each skipped range, including bytes after the log end. By default, a
+            warning is logged.
         on_progress: function that is called with the progress (see `OnProgress`).
-        on_planned: function that is called with the number of bytes to import, before the first topic. Computing this
-            number takes additional reads.
+        on_planned: function that is called with the number of bytes to import before the first topic is imported.
+            Additional reads are required to compute this number.
 
     Raises `NotFound` if the log directory or a topic does not exist. Raises `Conflict` if a topic exists and was not
-    imported from this log directory, was written to since its import, or was truncated in Kafka. Raises `BadRequest`
-    for missing partitions and for invalid configs or names. In all these cases, the root is not changed.
+    imported from this log directory, was written to since its import, or was truncated in Kafka. Raises `BadRequest` if
+    a partition is missing, or if a config or name is invalid. In all these cases, the root is not changed.
 
-    Raises `Corrupt` with file, position and offset for damage. If none of the records of a topic could be imported, the
-    topic is not created. Commits before an error remain, and the next import continues after them.
+    Raises `Corrupt` with the file, position and offset if a batch is damaged. If no records of a new topic could be
+    imported, the topic is not created. Chunks that were committed before an error are retained, and the next import
+    continues after these chunks.
     """
     options.check()
     if root is None and not dry_run:
@@ -233,7 +235,7 @@ def _plan(root: Root | None, log_dir: LogDir, options: ImportOptions) -> _Import
 
 
 def _kafka_configs(sources: Sequence[TopicSource], log_dir: LogDir, options: ImportOptions) -> dict[str, KafkaConfigs]:
-    """Return the configs of new topics in Kafka, if known. Check them together with the configs in the options."""
+    """Return the known Kafka configs of new topics. Validate these configs together with the configs in the options."""
     metadata = read_metadata(log_dir) if sources else None
     if metadata is None:
         return {}
@@ -277,7 +279,7 @@ def _import(root: Root, plan: _ImportPlan, options: ImportOptions, on_progress: 
 class _TopicImport:
     """The import of a topic.
 
-    It creates the topic if it does not exist, and copies and commits its partitions in chunks.
+    The topic is created if it does not exist, and its partitions are copied and committed in chunks.
     """
 
     root: Root
@@ -361,7 +363,8 @@ class _TopicImport:
             self.files += len(chunk.files)
             self.nbytes += sum(file.size for file in chunk.files)
             is_full = self.files >= limits.import_commit_slices or self.nbytes >= limits.import_commit_bytes
-            # With `refuse`, there is a single commit, because transactions may be open until the end of the log.
+            # If `open_transactions` is `refuse`, use a single commit, because only the end of the log shows which
+            # transactions are open.
             if is_full and self.options.open_transactions != REFUSE:
                 self._commit(topic)
                 target.read_version = max(topic.log.state(refresh=False).version, 0)
@@ -379,8 +382,8 @@ class _TopicImport:
 
     def _commit(self, topic: Topic) -> None:
         """Commit the pending chunks. Each commit contains at most one chunk per partition."""
-        # From now on, a commit may refer to these files, even after an error. If no commit does, the vacuum deletes the
-        # files.
+        # From now on, a commit may refer to these files, even if an error is raised. If no commit refers to the files,
+        # the vacuum deletes them.
         self.has_attempted_commit |= bool(self.pending)
         self.new_keys.clear()
         while self.pending:

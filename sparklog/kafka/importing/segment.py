@@ -3,24 +3,25 @@
 **A closed segment** becomes a sealed segment: a copy of the `.log` file and, if they are valid, of its index files.
 Indexes have no checksum, so each entry is compared with the batches. A missing, truncated or wrong index is rebuilt, as
 in Kafka's recovery. An index with entries that a follower wrote for several batches together is also rebuilt: Kafka can
-read these entries, but its tools report mismatches. An index with fewer entries than possible is retained,
-because the cleaner considers the size of indexes. It is rebuilt only if two entries are farther apart than a batch and
-a follower's fetch.
+read these entries, but its tools report mismatches. An index with fewer entries than possible is retained, because the
+cleaner considers the size of indexes. The index is rebuilt only if the distance between two entries is larger than the
+size of a batch plus the size of a follower's fetch.
 
-**The active segment** becomes a single slice of an append file. The slice consists of the segment's batches, whose base
-offsets are offsets of the log (`shift` 0), and the footer contains the entries of a `.txnindex`. Only complete, valid
-batches are copied, as in reads in place. A segment with messages of formats v0 or v1 becomes a sealed segment instead,
-because merging moves batches to other offsets, and such messages cannot be moved.
+**The active segment** becomes a single slice of an append file. The slice consists of the batches of the segment. The
+base offsets of the batches are not changed (`shift` is 0), and the footer contains the entries of a `.txnindex`. Only
+complete, valid batches are copied, as in reads in place. A segment with messages of formats v0 or v1 becomes a sealed
+segment instead, because merging assigns new base offsets to batches, which is not possible for these messages.
 
 **A segment whose first batches are already imported** also becomes an append file, which contains only the later
 batches. Sealing joins the two parts.
 
 **If damage is skipped**, the copy consists of the valid batches, and its indexes are rebuilt. If the marker of a
 transaction is damaged, a later marker of the same producer must not end the transaction, because a COMMIT would make
-records visible that may have been aborted. Therefore each transaction that may have ended in the damage gets an ABORT
-marker with the next epoch, as if Kafka's coordinator had ended the transaction after its timeout. The markers get
-offsets of the damage, or of the gap before it. A marker that is readable, but has a wrong offset, retains its type.
-Reads in place skip the same records (see `sparklog.kafka.in_place.partition_state`).
+records visible that may have been aborted. Therefore an ABORT marker with the next epoch is written for each
+transaction that may have ended in the damaged range, as if Kafka's coordinator had aborted the transaction after its
+timeout. The offsets of these markers are offsets of the damaged range or of the gap before the range. A readable marker
+with a wrong offset retains its type. Reads in place skip the same records (see
+`sparklog.kafka.in_place.partition_state`).
 """
 
 from __future__ import annotations
@@ -63,7 +64,7 @@ RECORD_COLUMNS = ("offset", "timestamp", "key", "value", "headers")
 
 
 class SkippedRange(NamedTuple):
-    """Damage that is not copied. The fields are the last fields of `Skipped`."""
+    """A damaged range that is not copied. The fields are the last fields of `Skipped`."""
 
     position: int | None
     nbytes: int
@@ -73,20 +74,20 @@ class SkippedRange(NamedTuple):
 
 
 class LegacyMessages(Exception):  # noqa: N818
-    """Raised if an append file would contain messages of formats v0 or v1.
+    """Raised if the batches for an append file include messages of formats v0 or v1.
 
     The segment must be copied as a sealed segment.
     """
 
 
 class MarkerWindow(Window):
-    """Markers to insert at position `start`, where the damage was."""
+    """Markers to insert at position `start`, instead of a damaged range."""
 
 
 @dataclass(frozen=True, slots=True)
 class IndexedBatches:
-    """The batches of a segment for its indexes, in file order: int64[n] arrays with absolute offsets and
-    times in ms.
+    """The batches of a segment in file order, which are required to build its indexes. The arrays (int64) contain
+    absolute offsets, and timestamps in ms.
     """
 
     position: Int64s
@@ -104,9 +105,9 @@ class SegmentCopy:
     * `last`: True for the active segment
     * `limit`: base offset of the next segment, or None for the last segment
     * `log_start`: a segment that has no batches above the log start is not copied
-    * `since`: offset to start from, or None to start from the base offset
+    * `since`: first offset to copy, or None to copy from the base offset
     * `policy`: the policy for damage (see `sparklog.kafka.in_place.segment_recovery`)
-    * `skipped`: list that collects the skipped damage
+    * `skipped`: list to which the skipped ranges are added
     * `open` (first offsets by producer id), `epochs` (by transactional producer), `leader_epoch`: state before the
       segment
     """
@@ -133,7 +134,7 @@ class SegmentCopy:
 class CopiedSegment:
     """A segment with the batches that were copied so far.
 
-    * `file`: the new file, or None if no batch is above the log start, so that nothing was written
+    * `file`: the new file, or None if no file was written because no batch is above the log start offset
     * `next_offset`: the offset after the last batch, or the base offset
     * `last`: the last batch, or None
     * `aborted`: the transactions that end with an ABORT marker in the segment
@@ -168,7 +169,8 @@ class CopiedSegment:
         data = memoryview(window.data)[:nbytes]
         self.events.add(window)
         self._add_records(window)
-        # These are positions in the copy, which does not contain the skipped damage of the source.
+        # Positions in the copy differ from positions in the source, because the copy does not contain the skipped
+        # ranges.
         position = headers.position + self.nbytes
         self.columns.append((position, headers.base_offset, headers.last_offset, headers.max_timestamp))
         self.next_offset = int(headers.next_offset[-1])
@@ -199,7 +201,8 @@ class CopiedSegment:
         self.records += len(records)
         if records.key is not None and records.key.null_count:
             self.flags |= SliceFlag.HAS_NULL_KEYS
-        # A marker has one record. If a batch has no records, its only timestamp is the maximum timestamp in its header.
+        # A marker has one record. If a batch does not have records, its only timestamp is the maximum timestamp in the
+        # header.
         times = np.concatenate((records.timestamp, headers.max_timestamp[~has_records]))
         times = times[times >= 0]
         if len(times):
@@ -247,9 +250,10 @@ def copy_segment(
     `aborted_by` returns the transactions that end with an ABORT marker in the segment, based on the events of the
     segment.
 
-    Raises `Corrupt` with file, position and offset for damage, unless the damage is skipped or the log is truncated in
-    the last segment. Raises `LegacyMessages` for messages of formats v0 or v1 if the copy is an append file, and
-    `Conflict` if `since` is inside a batch. In these cases, no file is written.
+    Raises `Corrupt` with the file, position and offset if a batch is damaged, unless the batch is skipped or the log is
+    truncated in the last segment. Raises `LegacyMessages` if the copy is an append file and the segment contains
+    messages of formats v0 or v1, and `Conflict` if `since` is inside a batch. If an exception is raised, no file is
+    written.
     """
     copied = CopiedSegment(copy.begin, copy.begin)
     windows = _windows(file, copy)
@@ -277,7 +281,7 @@ def copy_segment(
 
 
 def _decodable(windows: Iterator[Window], copy: SegmentCopy) -> Iterator[Window]:
-    """Yield the windows without batches that cannot be decoded although their checksums match."""
+    """Yield the windows, but skip batches that cannot be decoded although their checksums match."""
     for window in windows:
         try:
             window.decode(RECORD_COLUMNS, ~window.headers.is_control & (window.headers.count > 0))
@@ -296,7 +300,7 @@ def _decodable(windows: Iterator[Window], copy: SegmentCopy) -> Iterator[Window]
 def _with_markers(
     windows: Iterator[Window], copy: SegmentCopy, copied: CopiedSegment, file: SegmentFile
 ) -> Iterator[Window]:
-    """Yield the windows, and markers for the damage between the windows.
+    """Yield the windows, and markers for the damaged ranges between the windows.
 
     `copied` contains the windows that were yielded so far.
     """
@@ -314,7 +318,7 @@ def _with_markers(
 def _markers(gap: SkippedRange, copy: SegmentCopy, copied: CopiedSegment, file: SegmentFile) -> MarkerWindow | None:
     """Return markers for the transactions that may have ended in a gap.
 
-    Returns None if no transaction may have ended there, or if a later batch has already been copied.
+    Returns None if no transaction may have ended in the gap, or if a later batch has already been copied.
     """
     if gap.position is None or gap.end is None or gap.end <= copied.next_offset:
         return None
@@ -390,10 +394,10 @@ def _windows(file: SegmentFile, copy: SegmentCopy) -> Iterator[Window]:
 
 
 def offset_index_of(raw: bytes | None, base: int, batches: IndexedBatches, interval: int) -> bytes:
-    """Return the bytes of an `.index` for these batches.
+    """Return the bytes of an `.index` for the batches.
 
-    If `raw` is a valid index, these are the bytes of `raw` without unused entries, otherwise those of a new index.
-    `raw` is None if the file does not exist, and `interval` is `index.interval.bytes`.
+    If `raw` is a valid index, return `raw` without its unused entries. Otherwise return the bytes of a new index. `raw`
+    is None if the file does not exist, and `interval` is the value of `index.interval.bytes`.
     """
     index = _try_parse(OffsetIndex.parse, raw, base)
     if index is not None and len(index):
@@ -406,9 +410,9 @@ def offset_index_of(raw: bytes | None, base: int, batches: IndexedBatches, inter
 
 
 def time_index_of(raw: bytes | None, base: int, batches: IndexedBatches, interval: int) -> bytes:
-    """Return the bytes of a `.timeindex` for these batches.
+    """Return the bytes of a `.timeindex` for the batches.
 
-    Its last entry contains the maximum timestamp of the segment.
+    The last entry contains the maximum timestamp of the segment.
     """
     index = _try_parse(TimeIndex.parse, raw, base)
     running_max = np.maximum.accumulate(batches.max_timestamp)

@@ -3,7 +3,7 @@
 A log directory contains a directory `<topic>-<partition>` for each partition and small text files. If a topic name
 contains dashes, the last dash separates the topic from the partition. A partition directory contains segments: `<base
 offset, 20 digits>.log` with `.index`, `.timeindex` and, if transactions were aborted, `.txnindex`. A second suffix
-marks a temporary state: `.cleaned` (the log cleaner is writing the file), `.swap` (the file is about to be renamed) or
+marks a temporary state: `.cleaned` (the log cleaner is writing the file), `.swap` (the file will be renamed) or
 `.deleted` (the file was replaced or has expired, and will be deleted). Directories whose names end with `-delete`,
 `-future` or `-stray` are not partitions.
 
@@ -15,8 +15,8 @@ The cleaner replaces segments in these steps. Steps 2 and 3 take milliseconds:
 
 To split a segment that is too large, the cleaner runs the same steps with several new segments, from the last to the
 first. Between the renames, a listing has a gap. Therefore a listing is used only if the next listing is equal and
-neither listing contains a `.swap` file. If a `.swap` file remains, the broker died during the swap. Then the directory
-is read in the state that Kafka's LogLoader would create at the next start:
+neither listing contains a `.swap` file. If a `.swap` file remains, the broker died during the swap. In this case, the
+segments are determined by the same rules as in Kafka's LogLoader:
 
 1. `.deleted` and `.cleaned` files are ignored.
 2. A `.swap` file whose base offset is not below the lowest base offset of the `.cleaned` files is ignored, because its
@@ -25,9 +25,9 @@ is read in the state that Kafka's LogLoader would create at the next start:
 4. All other `.swap` files get their final names.
 
 As a result, a reader sees either all old records or only the records that the cleaner retained, at any time during a
-swap. `.cleaned` files alone are harmless, because the old segments exist until the first `.cleaned` file becomes a
-`.swap` file. A cleaner may write `.cleaned` files for minutes, and a crash leaves these files in the directory, so a
-tailing reader must not wait until they are gone.
+swap. `.cleaned` files can be ignored if there is no `.swap` file, because the old segments exist until the first
+`.cleaned` file becomes a `.swap` file. A tailing reader must not wait until the `.cleaned` files are removed, because a
+cleaner may write them for minutes, and they remain in the directory after a crash.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ TRANSACTION_STATE = "__transaction_state"
 CLUSTER_METADATA = "__cluster_metadata"
 OTHER_INTERNAL_TOPICS = ("__share_group_state", CLUSTER_METADATA, "__remote_log_metadata")
 GROUPS_FILE = "consumer-groups.csv"
-"""The file with the committed offsets in an export."""
+"""The file that contains the committed offsets in an export."""
 PROPERTIES = ".properties"
 MAX_FILE_NAME = 255
 """Maximum length of a file name in bytes on all common file systems. A topic name may have 249 bytes."""
@@ -65,11 +65,11 @@ _LAST_SEGMENT = "9" * 20 + ".log"
 LIST_ATTEMPTS = 20
 LIST_PAUSE_SECONDS = 0.05
 ABANDONED_MS = 10_000
-"""If a directory with `.swap` files has not changed for this long, its broker is dead."""
+"""If a directory with `.swap` files has not changed for this time, the broker is assumed to be dead."""
 
 
 def properties_name(topic: str) -> str:
-    """Return the name of the file with a topic's configs in an export.
+    """Return the name of the file that contains the configs of a topic in an export.
 
     If the topic name is too long, the file name consists of the first 180 characters of the topic name and a hash.
     """
@@ -80,9 +80,10 @@ def properties_name(topic: str) -> str:
 
 @dataclass(frozen=True, slots=True, order=True)
 class SegmentName:
-    """A `.log` file in a listing. The inode distinguishes the file from a later file with the same name.
+    """A `.log` file in a listing. The inode distinguishes the file from a new file that has the same name.
 
-    `size` (bytes) and `modified` (ns) are from the listing. They are not compared, because files grow between listings.
+    `size` (bytes) and `modified` (ns) are the values in the listing. They are not compared, because a file may be
+    appended to between listings.
     """
 
     base: int
@@ -98,7 +99,7 @@ def segments_after_startup(
     lowest_cleaned: int | None,
     next_offset: Callable[[SegmentName], int],
 ) -> list[SegmentName]:
-    """Return the segments that Kafka would keep when it starts, sorted by base offset (see the module docstring)."""
+    """Return the segments that Kafka would retain at startup, sorted by base offset (see the module docstring)."""
     valid = [swap for swap in swaps if lowest_cleaned is None or swap.base < lowest_cleaned]
     if not valid:
         return sorted(logs)
@@ -120,7 +121,9 @@ def next_offset_of(segment: SegmentName) -> int:
 
 
 def is_internal(topic: str) -> bool:
-    """Return True if the topic is an internal topic of Kafka, which is not part of "all topics"."""
+    """Return True if the topic is an internal topic of Kafka. Internal topics are excluded when all topics are
+    selected.
+    """
     return topic in (CONSUMER_OFFSETS, TRANSACTION_STATE, *OTHER_INTERNAL_TOPICS)
 
 
@@ -131,7 +134,7 @@ def kafka_layout(path: AnyPath) -> Layout | None:
     """Return the layout of a directory: a partition directory, which contains `.log` files with 20 digits, or a log
     directory.
 
-    Returns None if the path is neither.
+    Returns None if the path is neither a partition directory nor a log directory.
     """
     directory = file_path(path)
     if not directory.is_directory():
@@ -146,12 +149,12 @@ _LAYOUT_DIRECTORIES = 10
 
 
 def bucket_layout(directory: FilePath) -> Layout | None:
-    """Return the `kafka_layout` of a directory in a bucket of any size, usually with one request, and with at most a
-    dozen.
+    """Return the `kafka_layout` of a directory in a bucket. One request is usually sufficient, and at most twelve
+    requests are sent.
 
-    The first keys of a listing usually identify a Kafka directory. If other objects come first, the first directories
-    with partition names are checked. Even in a log directory that was copied only in part, almost all partition
-    directories contain a segment.
+    The first keys of a listing usually identify a Kafka directory. If the listing starts with other objects, the first
+    directories with partition names are checked for segments. Almost all partition directories contain a segment, even
+    if only a part of a log directory was copied.
     """
     if not isinstance(directory, StorePath):
         return kafka_layout(directory)
@@ -208,7 +211,8 @@ class _DirectoryListing:
 
 
 def list_segments(partition_dir: FilePath, *, env: Env = SYSTEM) -> tuple[SegmentName, ...]:
-    """Return the segments of a partition directory in offset order. Wait while a broker is replacing files.
+    """Return the segments of a partition directory in offset order. If a broker is replacing files, wait until the
+    files are replaced.
 
     Raises `NotFound` if the directory does not exist, and `Unavailable` if it changes continuously.
     """
@@ -217,7 +221,7 @@ def list_segments(partition_dir: FilePath, *, env: Env = SYSTEM) -> tuple[Segmen
         if listing is not None and not listing.has_swaps:
             return listing.segments
         if listing is not None and (not attempts_left or _is_abandoned(partition_dir, env)):
-            # A missing file means that a broker is still running.
+            # If a file is missing, a broker is still running.
             with suppress(FileNotFoundError):
                 names = segments_after_startup(listing.segments, listing.swaps, listing.lowest_cleaned, next_offset_of)
                 return tuple(names)
@@ -236,7 +240,7 @@ def missing_partition_dir(partition_dir: FilePath) -> NotFound:
 
 
 def missing_segment(error: FileNotFoundError) -> Unavailable:
-    """Return the error for a segment that is in all listings but cannot be opened."""
+    """Return the error for a segment that is listed but cannot be opened."""
     path = str(error.filename).removesuffix(".deleted")
     return Unavailable(f"{path} is listed in its directory, but does not exist when it is opened: retry")
 
@@ -248,7 +252,7 @@ def _list_twice(partition_dir: FilePath) -> _DirectoryListing | None:
 
 def _is_abandoned(partition_dir: FilePath, env: Env) -> bool:
     if not partition_dir.is_local:
-        return True  # No broker runs on a bucket.
+        return True  # A broker never writes to a bucket.
     try:
         changed_ms = partition_dir.stat().st_mtime_ns // 1_000_000
     except FileNotFoundError:
@@ -303,8 +307,8 @@ def offset_checkpoint(log_dir: FilePath, name: str) -> dict[TopicPartition, int]
 def topic_id(partition_dir: FilePath, topic: str) -> str:
     """Return the topic id in `partition.metadata`, or a derived id if the file is missing or invalid.
 
-    Brokers before version 2.8 did not write the file. The derived id depends on the path of the directory, so it does
-    not change if the topic is deleted and created again.
+    Brokers before version 2.8 did not write the file. The derived id depends on the path of the directory, so the id
+    does not change if the topic is deleted and recreated.
     """
     return kafka_topic_id(partition_dir) or derived_topic_id(partition_dir, topic)
 
@@ -333,5 +337,5 @@ def leader_epochs(partition_dir: FilePath) -> tuple[LeaderEpoch, ...]:
 
 
 def partition_metadata(partition_dir: FilePath) -> bytes:
-    """Return the bytes of `partition.metadata`, or no bytes if the file does not exist."""
+    """Return the bytes of `partition.metadata`, or empty bytes if the file does not exist."""
     return partition_dir.child(checkpoint_files.PARTITION_METADATA_FILE).data() or b""

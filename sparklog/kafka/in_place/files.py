@@ -2,12 +2,13 @@
 
 `LocalPath` uses system calls. On a disk, an open file can be read even after a broker has deleted it.
 
-`StorePath` uses a store. No broker runs on a bucket, so files are not renamed during a read. A single listing is
-therefore sufficient, and the `.swap` files in a listing are final. Objects have no inodes, so an object with the same
-size and modification time is the same file. A directory exists if it contains a file. A listing is cached until
-`refresh`. It contains the names, sizes and modification times of all files below its directory, so reading these takes
-no request. If a file is missing or shorter than in the listing, the file was replaced: reading it raises
-`FileNotFoundError`, and the next call lists the directory again.
+`StorePath` uses a store. A broker never writes to a bucket, so files are not renamed during a read. Therefore a single
+listing is sufficient, and a `.swap` file in a listing will not be renamed. Objects do not have inodes, so objects with
+the same key, size and modification time are considered the same file. A directory exists if it contains a file. A
+listing is cached until `refresh` is called. The listing contains the names, sizes and modification times of all files
+below its directory, so reading this information does not require a request. If a file is missing or is shorter than in
+the listing, the file was replaced. In this case, reading the file raises `FileNotFoundError`, and the next call lists
+the directory again.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ _SMALL_BYTES = 64 * 1024
 
 @dataclass(frozen=True, slots=True)
 class StoreStat:
-    """The size and modification time of a file, with the field names of `os.stat_result`."""
+    """The size and modification time of a file. The fields have the same names as in `os.stat_result`."""
 
     st_size: int
     st_mtime_ns: int
@@ -56,9 +57,10 @@ class StoreStat:
 
 @dataclass(frozen=True, slots=True, order=True)
 class StorePath:
-    """A file or directory in a store. The empty key is the root of the store. The path can be pickled if the store can.
+    """A file or directory in a store. The empty key is the root of the store. The path can be pickled if the store can
+    be pickled.
 
-    `str` returns the URL without settings, for messages.
+    `str` returns the URL without its settings, which is used in messages.
     """
 
     is_local: ClassVar[bool] = False
@@ -104,12 +106,14 @@ class StorePath:
     exists = is_file
 
     def first_keys(self, limit: int) -> Iterator[str]:
-        """Yield the relative keys of the first files below the directory, such as `orders-0/x`, from a new listing."""
+        """List the directory again, and yield the relative keys of the first files below the directory, such as
+        `orders-0/x`.
+        """
         prefix = f"{self.key}/" if self.key else ""
         return (info.key.removeprefix(prefix) for info in islice(self.files.store.list(prefix), limit))
 
     def directories(self) -> Iterator[str]:
-        """Yield the names of the subdirectories, from a new listing."""
+        """List the directory again, and yield the names of the subdirectories."""
         return self.files.store.list_folders(f"{self.key}/" if self.key else "")
 
     def data(self) -> bytes | None:
@@ -154,7 +158,7 @@ class _StoreListing:
 
 
 class StoreFiles:
-    """The files of a store, with the latest listing of a directory. Thread-safe."""
+    """Provides the files of a store, and caches the latest listing of a directory. This class is thread-safe."""
 
     def __init__(self, store: Store) -> None:
         self.store = store
@@ -188,7 +192,7 @@ class StoreFiles:
     def info(self, key: str) -> ObjectInfo | None:
         """Return the size and modification time of a file, or None if the file does not exist.
 
-        This takes a request if the directory has not been listed.
+        This method sends a request if the directory has not been listed yet.
         """
         listing = self._listing
         if listing is not None and listing.covers(key.rpartition("/")[0]):
@@ -212,7 +216,7 @@ class StoreFiles:
 
 
 class StoreFile:
-    """An open file of a store, with the size that the listing reported."""
+    """An open file in a store. Its size is the size in the listing."""
 
     inode = 0
 
@@ -225,7 +229,9 @@ class StoreFile:
         """The most recently used ranges, by range number."""
         self._last = -1
         self._requests: dict[int, Request] = {}
-        """The ranges in progress, in order: the range that is needed now, and the ranges after it that are read ahead.
+        """The pending requests by range number, in order. The first requested range is the current range, and the
+        following ranges are read ahead.
+
         """
         parallel = min(self._store.parallel_reads, RANGES_AHEAD + 1)
         self._ahead = ReadAhead(parallel, self._fetch, self._more, self._store.limits)
@@ -241,10 +247,7 @@ class StoreFile:
         return parts[0] if len(parts) == 1 else b"".join(parts)
 
     def is_replaced(self) -> bool:
-        """Return True if the size or modification time has changed, or if the file was deleted.
-
-        The check makes one request.
-        """
+        """Send a request, and return True if the size or modification time has changed, or if the file was deleted."""
         info = self._store.stat(self.path.key)
         return info is None or StoreStat.of(info) != StoreStat(self.size, self.modified)
 
@@ -273,7 +276,7 @@ class StoreFile:
         self._ahead.add([self._requests[number]])
 
     def _more(self) -> bool:
-        """Start to read the next range, if the last two ranges were consecutive."""
+        """Request the next range if the last two ranges were consecutive."""
         current, following = next(iter(self._requests)), next(reversed(self._requests)) + 1
         if self._last < 0 or current != self._last + 1 or following * self._range_bytes >= self.size:
             return False
@@ -349,7 +352,7 @@ class LocalPath:
         return LocalFile(self)
 
     def refresh(self) -> None:
-        """Do nothing, because only listings of buckets are cached."""
+        """Do nothing, because listings of directories on disk are not cached."""
 
     def map_files(self, function: Callable[[T], R], items: Sequence[T]) -> Iterator[R]:
         """Apply a function that reads files of this directory to each item, and yield the results in order.
@@ -392,7 +395,7 @@ class LocalFile:
 def try_lock(path: LocalPath) -> Iterator[bool]:
     """Lock a file, as a broker locks `.lock`.
 
-    Yield False if another process has the lock. A missing file is not an error.
+    Yield False if another process holds the lock. If the file does not exist, no error is raised.
     """
     import fcntl
 
@@ -417,14 +420,15 @@ AnyPath: TypeAlias = "str | os.PathLike[str] | FilePath"
 
 
 def file_path(path: AnyPath) -> FilePath:
-    """Return the `FilePath` of a Kafka directory or file from a path or URL."""
+    """Return the `FilePath` for the path or URL of a Kafka directory or file."""
     if isinstance(path, (LocalPath, StorePath)):
         return path
     location = str(path)
     if not is_url(location):
         return LocalPath(local_path(location))
     above, name = split(normal_location(location))
-    # If the name cannot be part of a key, it is not the name of a partition, so its parent directory is not needed.
+    # If the name cannot be part of a key, it is not the name of a partition directory, so the parent directory is not
+    # needed.
     return store_path(open_store(above), name) if is_part(name) else store_path(open_store(location), "")
 
 

@@ -1,8 +1,8 @@
 """The state of a partition in a Kafka directory, for planning reads, estimating sizes and looking up timestamps.
 
 The first refresh reads the headers of all batches. Later refreshes read only the headers of appended batches. The state
-needs about one megabyte per gigabyte of batches, because it contains a row per block (64 KiB or more) and the
-transaction events.
+contains a row for each block (64 KiB or more) and the transaction events. It requires about one megabyte of memory per
+gigabyte of batches.
 """
 
 from __future__ import annotations
@@ -36,15 +36,15 @@ from sparklog.log.state.view import BatchRanges, Stored
 BLOCK_BYTES = 64 * 1024
 UNWRITTEN = "unwritten"
 INVALID = "invalid"
-"""Reasons why a scan ended, in addition to those of `BatchWalk`. `UNWRITTEN`: the last batch does not match its
-checksum, so it is not completely written yet. `INVALID`: with the policy `truncate`, the log ends at an invalid
-batch.
+"""Reasons why a scan ended, in addition to the reasons in `BatchWalk`. `UNWRITTEN`: the last batch does not match its
+checksum, so the batch is not completely written yet. `INVALID`: the policy is `truncate`, and the log ends at an
+invalid batch.
 """
 
 
 @dataclass
 class SegmentState:
-    """A segment up to `end`, the position after its last complete batch.
+    """The state of a segment up to `end`, which is the position after the last complete batch.
 
     * `records`: number of records according to the headers, without markers; a compressed message of format v0 or v1
       counts as one record
@@ -53,10 +53,10 @@ class SegmentState:
     * `max_timestamp`: the maximum timestamp, or -1 if no batch has a timestamp
     * `out_of_order`: the position of the out-of-order batches at the end of the segment, or -1 if there are none
     * `stop`, `reason`: why the last scan ended (see `BatchWalk`)
-    * `closed`: True if the segment was read to its end after the next segment was created; `limit` is the base offset
-      of the next segment, and `size` (bytes) and `modified` (ns) are from the file at that time
-    * blocks (parallel arrays): the position, the offsets `[offset, end)`, the maximum timestamp, the number of offsets
-      (of records and markers) and the number of batches of each block
+    * `closed`: True if the segment was read to its end after the next segment was created; in this case, `limit` is the
+      base offset of the next segment, and `size` (bytes) and `modified` (ns) describe the file at that time
+    * blocks (parallel arrays): the position, the offset range `[offset, end)`, the maximum timestamp, the number of
+      offsets (including markers) and the number of batches of each block
     """
 
     name: directory.SegmentName
@@ -90,31 +90,31 @@ class SegmentState:
     def is_same_file(self, file: SegmentFile) -> bool:
         """Return True if the open file is the file that was read before, possibly with appended batches.
 
-        The last batch is compared, because a follower that truncates its log writes other batches at the same
+        The last batch is compared, because a follower that truncates its log then writes other batches at the same
         positions.
         """
         if file.inode != self.name.inode or file.size < self.end:
             return False
         if not file.location.is_local and (file.size, file.modified) == (self.size, self.modified):
-            # In a bucket, a rewrite changes the modification time, so an unchanged size and time mean unchanged
-            # content. This saves a request.
+            # A rewrite of an object changes its modification time. Therefore the content of a file in a bucket has not
+            # changed if its size and modification time are the same, so a request is not required.
             return True
         header = self.last_header
         return not header or file.read(self.last_position, len(header)) == header
 
     def is_unchanged(self, listed: directory.SegmentName) -> bool:
-        """Return True if the size and modification time in a listing are those of the closed file.
+        """Return True if a listing contains the same size and modification time as the closed file.
 
-        Names and inodes are not sufficient, because both can be reused.
+        The name and inode are not sufficient to identify a file, because both can be reused.
         """
         return not self.closed or (listed.size, listed.modified) == (self.size, self.modified)
 
     def scan(self, file: SegmentFile, *, last: bool, policy: str = recovery.FAIL, limit: int | None = None) -> None:
         """Scan the batches from `end` to the end of the file. `limit` is the base offset of the next segment.
 
-        If the last batch of the partition does not match its checksum, it is not completely written yet and is ignored.
-        The other checksums are verified by readers. With the policy `truncate`, all checksums are verified here, and
-        the segment ends at the first invalid batch.
+        If the last batch of the partition does not match its checksum, the batch is not completely written yet and is
+        ignored. Readers verify the other checksums. If the policy is `truncate`, this method verifies all checksums,
+        and the segment ends at the first invalid batch.
         """
         if policy == recovery.TRUNCATE:
             self.stop, self.reason = "end", ""
@@ -126,7 +126,7 @@ class SegmentState:
         else:
             while (damage := self._scan_headers(file, last=last, limit=limit)) is not None:
                 if damage.size and not damage.wrong_crc:
-                    # Kafka's recovery keeps a batch of an unknown format, so the log does not end there.
+                    # Kafka's recovery retains a batch of an unknown format, so the log does not end at this batch.
                     self.events.lost(self.next_offset)
                     self._order.add(single_header(file.read(self.end, HEADER_BYTES)), self.end, lambda position: True)
                     self.next_offset = self._order.end
@@ -148,9 +148,9 @@ class SegmentState:
         return self.closed and self.stop != "end"
 
     def _scan_headers(self, file: SegmentFile, *, last: bool, limit: int | None) -> Damage | None:
-        """Add the batches from `end` on, based on their headers.
+        """Read the headers of the batches that start at or after `end`, and add these batches.
 
-        Return the damage after these batches, or None if the file ends there.
+        Return the damaged range after these batches, or None if the file ends after these batches.
         """
         walk = BatchWalk(file, self.end, headers_only=True)
         last_window: Window | None = None
@@ -189,7 +189,7 @@ class SegmentState:
         self.block_timestamp[-1] = max(self.block_timestamp[-1], max_timestamp)
         self.block_records[-1] += int(np.maximum(headers.count, 0).sum())
         self.block_batches[-1] += len(headers)
-        # A single corrupt or stale offset must not move the end of the log.
+        # A single corrupt or stale offset must not change the log end offset.
         ordered = self._order.add(headers, window.start, file.has_valid_batch_at)
         self.next_offset = self._order.end
         self.block_end[-1] = max(self.block_offset[-1], self.next_offset)
@@ -201,13 +201,13 @@ class SegmentState:
         last = int(headers.position[-1])
         self.last_position = window.start + last
         self.last_header = bytes(window.data[last : last + HEADER_BYTES])
-        # An out-of-order marker ends its transaction, but out-of-order data never begins one.
+        # An out-of-order marker ends its transaction, but an out-of-order data batch never begins a transaction.
         self.events.add(window if ordered.all() else window.select(ordered | headers.is_control))
         self.end = self.last_position + int(headers.size[-1])
 
     @property
     def block_columns(self) -> tuple[array[int], ...]:
-        """The offset, end, number of records, position and number of batches of each block."""
+        """The offset, end offset, number of records, position and number of batches of each block."""
         return self.block_offset, self.block_end, self.block_records, self.block_position, self.block_batches
 
     def blocks_with(self, timestamp: int) -> list[tuple[int, int]]:
@@ -217,11 +217,12 @@ class SegmentState:
 
 
 RACY_MS = 100
-"""If a directory changed less than this long before it was listed, a later change may have the same modification time.
+"""If a directory was changed less than this time before it was listed, a later change may result in the same
+modification time.
 """
 OPEN_ATTEMPTS = 5
 DETAILED_BLOCKS = 1 << 17
-"""The number of blocks in about 8 GB."""
+"""Number of blocks that are returned separately, which is about 8 GB of batches."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -237,9 +238,8 @@ class _Listing:
     listed_ms: int
 
     def is_current(self, changed_ns: int | None) -> bool:
-        """Return True if the directory cannot have changed since the listing.
-
-        `changed_ns` is its modification time now.
+        """Return True if the directory has not changed since it was listed. `changed_ns` is the current modification
+        time.
         """
         if changed_ns is None or changed_ns != self.changed_ns:
             return False
@@ -249,10 +249,10 @@ class _Listing:
 def _merge_listing(
     before: list[SegmentState], names: tuple[directory.SegmentName, ...]
 ) -> tuple[list[SegmentState], bool]:
-    """Return the states of the listed segments, and whether the transactions must be computed again.
+    """Return the states of the listed segments, and True if the transactions must be recomputed.
 
-    Unchanged segments retain their states. Segments may be appended at the end and expire at the start. Any other
-    change affects the transactions.
+    Unchanged segments retain their states. The transactions remain valid if segments were only added at the end or
+    removed at the start. They must be recomputed after any other change.
     """
     states_by_name = {state.name: state for state in before}
     states = [
@@ -270,8 +270,8 @@ def _merge_listing(
 class PartitionState:
     """The segments and transactions of a partition directory at the time of the latest `refresh`.
 
-    * `policy`: how damage is handled (see `segment_recovery`)
-    * `skipped`: damage at the end of the log, or after it
+    * `policy`: the policy for damaged batches (see `segment_recovery`)
+    * `skipped`: damaged ranges at or after the end of the log
     """
 
     def __init__(
@@ -309,7 +309,7 @@ class PartitionState:
             try:
                 self._scan()
             except FileNotFoundError as error:
-                # A segment was deleted after it was listed. List again, and discard the incomplete scan.
+                # A segment was deleted after it was listed. Discard the incomplete scan, and list the directory again.
                 self.partition_dir.refresh()
                 self._is_stale = self._replay = is_missing = True
                 if not attempts_left:
@@ -318,10 +318,10 @@ class PartitionState:
                 return
 
     def _list(self, *, wait: bool) -> None:
-        """Update the segments to the current listing. Unchanged segments retain their states.
+        """Update the segments from the current listing. Unchanged segments retain their states.
 
-        If `wait` is False, a partition that was listed before retains its segments while its directory is changing. The
-        first listing and the listing after a missing segment always wait.
+        If `wait` is False and the directory is changing, the segments of the previous listing are retained. `wait` is
+        ignored for the first listing and for the listing after a missing segment.
         """
         listing = self._next_listing(wait=wait)
         if listing is None:
@@ -332,9 +332,10 @@ class PartitionState:
         self._listing, self._is_stale = listing, False
 
     def _next_listing(self, *, wait: bool) -> _Listing | None:
-        """Return a new listing; None if the directory has not changed.
+        """Return a new listing, or None if the directory has not changed.
 
-        If the directory is being changed, wait until the changes are complete, or return None unless `wait` is set.
+        If the directory is changing, wait until the changes are complete if `wait` is True, and return None if `wait`
+        is False.
         """
         before, changed_ns, directory_id = self._listing, None, (0, 0)
         if isinstance(self.partition_dir, LocalPath):
@@ -390,7 +391,7 @@ class PartitionState:
                 self._aborted = None
 
     def _truncate_at(self, index: int) -> bool:
-        """With the policy `truncate`, end the log in an incomplete segment, and return True.
+        """If the policy is `truncate` and a segment is incomplete, end the log in this segment and return True.
 
         The next refresh lists the directory again.
         """
@@ -414,7 +415,7 @@ class PartitionState:
     def aborted(self, start: int, end: int) -> AbortedTransactions:
         """Return the aborted transactions with offsets in `[start, end)`, based on the markers of the entire partition.
 
-        Raises `Corrupt` if the marker of a transaction in this range is damaged. With the policy `skip`, the
+        Raises `Corrupt` if the marker of a transaction in this range is damaged. If the policy is `skip`, the
         transaction is treated as aborted.
         """
         unknown = self.unknown(start, end)
@@ -431,7 +432,7 @@ class PartitionState:
         aborted = self._aborted.overlapping(start, end)
         if not unknown:
             return aborted
-        # Treat these transactions as aborted at the offset of the damage.
+        # Treat these transactions as aborted at the offset of the damaged range.
         columns = np.array([(*span, span.last + 1) for span, _ in unknown], np.int64).T
         every = concatenate([aborted, AbortedTransactions(*columns)])
         return every.select(np.argsort(every.last_offsets, kind="stable"))
@@ -440,7 +441,7 @@ class PartitionState:
         """Return the transactions with offsets in `[start, end)` that are not ended by a marker or an entry of a
         `.txnindex`.
 
-        Each transaction is returned with the file that contained its marker.
+        The result contains each transaction and the file that contained its marker.
         """
         entries = [span for span in self.transactions.unknown if span.first < end and span.last >= start]
         if not entries:
@@ -467,10 +468,9 @@ class PartitionState:
         return index
 
     def stored(self, start: int, end: int, *, detailed: int = DETAILED_BLOCKS) -> Stored:
-        """Return the stored size of these offsets, with one row per block of their segments.
-
-        After the first `detailed` blocks, there is only one row per segment. Otherwise a stream with rate limits would
-        process all blocks of a terabyte in each micro-batch.
+        """Return the stored size of an offset range, with one row per block. After the first `detailed` blocks, the
+        result contains only one row per segment, because otherwise a stream with rate limits would process all
+        blocks of a large partition in each micro-batch.
         """
         by_base = attrgetter("name.base")
         low = max(bisect_right(self.segments, start, key=by_base) - 1, 0)
@@ -485,7 +485,7 @@ class PartitionState:
                 continue
             for column, values in zip(columns, state.block_columns, strict=True):
                 column.extend(values)
-            # A block ends where the next one starts; the last block ends with its segment.
+            # A block ends where the next block starts. The last block ends at the end of the segment.
             edges.extend(state.block_position[1:])
             edges.extend([state.end] if state.block_position else ())
         base, stop, records, position, batches = (np.array(column, np.int64) for column in columns)

@@ -1,10 +1,12 @@
 """Read a range of offsets of a Kafka partition from the files that contain the offsets at the time of the read.
 
-A part consists of offsets and the partition directory. It does not refer to positions or files, because the log cleaner
-may replace files between planning and reading. The part includes the aborted transactions of its range, because their
-markers may be after the end of the range. The batches of a segment are decoded like those of a slice in a sealed file.
+A part consists of an offset range and the partition directory. A part does not contain positions or file names, because
+the log cleaner may replace files between planning and reading. The part contains the aborted transactions of its range,
+because their markers may be after the end of the range. The batches of a segment are decoded like the batches of a
+sealed slice.
 
-Every batch of the range is checked. `corrupt_records` determines how damage is handled (see `segment_recovery`).
+Every batch of the range is checked. `corrupt_records` determines how damaged batches are handled (see
+`segment_recovery`).
 """
 
 from __future__ import annotations
@@ -38,9 +40,9 @@ class KafkaReadPart:
     """Implements `ReadPart` for a partition directory. `records` and `nbytes` are estimates.
 
     * `aborted`: the aborted transactions, or None for read_uncommitted
-    * `corrupt_records`: the policy for damage (see `segment_recovery`)
-    * `on_skipped`: function that is called in the process that reads; if this is another process, the function must be
-      picklable
+    * `corrupt_records`: the policy for damaged batches (see `segment_recovery`)
+    * `on_skipped`: function that is called for each skipped range; it must be picklable if the part is read in another
+      process
     """
 
     partition_dir: FilePath
@@ -54,8 +56,8 @@ class KafkaReadPart:
     def read(self, columns: Sequence[str], *, batch_bytes: int = 4 << 20) -> Iterator[pa.RecordBatch]:
         """Yield the records in offset order, in batches of about `batch_bytes` with exactly `columns`.
 
-        Raises `Corrupt` with file, position and offset for damage that is not skipped. Raises `NotFound` if the log no
-        longer contains the range, because the start of the log was deleted or its end was truncated.
+        Raises `Corrupt` with the file, position and offset if a batch is damaged and is not skipped. Raises `NotFound`
+        if the log no longer contains the range, because the log start offset has increased or the log was truncated.
         """
         from sparklog.log.read.decode_slices import read_fetched
 
@@ -100,12 +102,14 @@ class KafkaReadPart:
             except Corrupt:
                 if not replans_left or walk.file is None or not walk.file.is_replaced():
                     raise
-            # The cleaner or retention has replaced files. Find the offsets in the current files.
+            # The files were replaced by the cleaner or deleted by retention. Find the offsets in the current files.
             self.partition_dir.refresh()
             walk.names, walk.after = list_segments(self.partition_dir), -1
 
     def _next_segment(self, walk: _SegmentWalk) -> SegmentName | None:
-        """Return the next segment to read, or None at the end of the range. Raises `NotFound` for deleted offsets."""
+        """Return the next segment to read, or None at the end of the range. Raises `NotFound` if the offsets were
+        deleted.
+        """
         if walk.position >= self.range.end:
             return None
         if walk.after >= 0:
@@ -118,7 +122,7 @@ class KafkaReadPart:
         return name if name.base < self.range.end else None
 
     def _segment(self, name: SegmentName, walk: _SegmentWalk, window_bytes: int) -> Iterator[Window]:
-        """Yield the windows of one segment, and advance the walk."""
+        """Yield the windows of one segment, and advance the position of the walk."""
         walk.skipped_to = 0
         with SegmentFile(name.path) as file:
             walk.file = file
@@ -135,10 +139,11 @@ class KafkaReadPart:
     def _segment_windows(
         self, file: SegmentFile, name: SegmentName, walk: _SegmentWalk, window_bytes: int
     ) -> Iterator[Window]:
-        """Yield windows from the first batch that ends at or after the walk's position to the last batch of the range.
+        """Yield windows that start with the first batch that ends at or after the position of the walk, and end with
+        the last batch of the range.
 
-        Raises `Corrupt` for damage within the range. If damage is skipped, sets `walk.skipped_to` to the offset after
-        the damage.
+        Raises `Corrupt` if a batch in the range is damaged. If the damaged batch is skipped, `walk.skipped_to` is set
+        to the offset after the batch.
         """
         skipping, position, end = self.corrupt_records == recovery.SKIP, walk.position, self.range.end
         limit = _limit(walk.names, name, file)
@@ -155,7 +160,7 @@ class KafkaReadPart:
                 skipped_to = end if name == walk.names[-1] else position
                 walk.skipped_to = max(walk.skipped_to, skipped_to if found.next_offset is None else found.next_offset)
             elif self.corrupt_records == recovery.TRUNCATE and found.expected >= end:
-                return  # The log was truncated at this damage.
+                return  # The log was truncated at this batch.
             elif found.size and found.following is not None and found.following.offset <= position:
                 continue  # The batch is below the range.
             else:
@@ -180,7 +185,7 @@ class _SegmentWalk:
 
     * `position`: the next offset to read
     * `after`: the base offset of the latest segment, or -1 before the first segment
-    * `skipped_to`: the offset after the skipped damage in the current segment
+    * `skipped_to`: the offset after the skipped range in the current segment
     * `file`: the file of the current segment
     """
 
@@ -192,7 +197,7 @@ class _SegmentWalk:
 
 
 def _as_slice(file: str, offsets: OffsetRange, aborted: AbortedTransactions | None) -> PlannedSlice:
-    """Return a slice for decoding the batches of a segment. The batches already have the offsets of the log."""
+    """Return a slice that is used to decode the batches of a segment. The batches already contain the log offsets."""
     return PlannedSlice(
         position=0, size=0, base=0, end=MAX_OFFSET + 1, shift=0, records=0, min_ts=-1, max_ts=-1, crc=0, flags=0,
         append_time=-1, file_size=0, footer_length=0, leader_epoch=-1, status=0, topic=offsets.topic,
@@ -204,8 +209,8 @@ def _limit(names: Sequence[SegmentName], name: SegmentName, file: SegmentFile) -
     """Return the base offset of the next segment, which limits the offsets of `name`, or None if `name` is the last
     segment.
 
-    Also returns None if the open file is not the listed file, because the cleaner may have merged other segments into
-    it.
+    Also returns None if the open file differs from the listed file, because the cleaner may have merged other segments
+    into the file.
     """
     later = [other.base for other in names if other.base > name.base]
     is_listed = file.inode == name.inode
@@ -215,10 +220,11 @@ def _limit(names: Sequence[SegmentName], name: SegmentName, file: SegmentFile) -
 
 
 def _first_position(file: SegmentFile, name: SegmentName, offset: int, limit: int | None, *, skipping: bool) -> int:
-    """Return the position of the first batch that ends at or after `offset`, or of damage that may contain `offset`.
+    """Return the position of the first batch that ends at or after `offset`, or the position of a damaged range that
+    may contain `offset`.
 
     Only headers are read. The search continues after batches of an unknown format and, if `skipping` is True, after
-    other damage.
+    other damaged ranges.
     """
     start = before = seek(file, name.base, offset)
     expected = name.base

@@ -2,8 +2,9 @@
 
 Files are not memory-mapped. A broker truncates a preallocated file when it rolls the segment, and an access to a mapped
 page after the new end would kill the process. Reads end at the size that the file had when it was opened. If a file is
-missing, it was replaced or has expired. Its records are in the `.deleted` file until `file.delete.delay.ms` has passed.
-In a bucket, files are neither truncated nor renamed (see `sparklog.kafka.in_place.files`).
+missing, it was replaced or has expired. The records of a missing file can be read from the `.deleted` file until
+`file.delete.delay.ms` has passed. In a bucket, files are neither truncated nor renamed (see
+`sparklog.kafka.in_place.files`).
 """
 
 from __future__ import annotations
@@ -20,7 +21,8 @@ CLEANED = ".cleaned"
 
 
 def companion(log: FilePath, suffix: str) -> FilePath:
-    """Return the file next to a `.log`, `.log.swap` or `.log.deleted` file that has another suffix, such as `index`.
+    """Return the file with another suffix, such as `index`, that belongs to a `.log`, `.log.swap` or `.log.deleted`
+    file.
 
     A swap renames the files of a segment one by one, starting with the `.log`, so the other files may still end with
     `.swap`.
@@ -54,11 +56,11 @@ class SegmentFile(BatchFile):
         self._file.close()
 
     def read(self, position: int, length: int) -> bytes:
-        """Return `length` bytes from `position`. At the end of the file, fewer bytes are returned."""
+        """Return `length` bytes starting at `position`. Fewer bytes are returned if the file ends before."""
         return self._file.read(position, length)
 
     def is_replaced(self) -> bool:
-        """Return True if the file was replaced in a bucket, so that earlier reads may have returned bytes of both
+        """Return True if the file was replaced in a bucket. In this case, earlier reads may have returned bytes of both
         files.
         """
         return self._file.is_replaced()
@@ -76,14 +78,14 @@ def aborted_by_index(log: FilePath, base: int) -> AbortedTransactions:
 
 
 def seek(file: SegmentFile, base: int, offset: int) -> int:
-    """Return the position of a batch from which `offset` can be read: a position in the `.index`, or 0 if the index is
-    invalid.
+    """Return the position at which to start reading to find `offset`. The position is taken from the `.index`, or is 0
+    if the index is invalid.
 
     An index has no checksum and may belong to an earlier file with the same name. Therefore an entry is used only if a
-    batch starts at its position, ends with its offset and matches the checksum.
+    batch starts at the position of the entry, ends with the offset of the entry and matches its checksum.
     """
     if offset <= base and not file.location.is_local:
-        return 0  # This saves a request.
+        return 0  # Reading from the start of the file does not require a request for the index.
     path = companion(file.location, "index")
     data = path.data()
     try:

@@ -1,4 +1,4 @@
-"""The policies for damage in a Kafka directory, and the detection of out-of-order batches.
+"""Policies for damaged batches in a Kafka directory, and detection of out-of-order batches.
 
 | policy     | effect of a damaged batch before the end of the log                                                     |
 |------------|---------------------------------------------------------------------------------------------------------|
@@ -6,12 +6,13 @@
 | `skip`     | the batch is skipped and reported; reading continues with the next valid batch                          |
 | `truncate` | the log ends before the batch, as after Kafka's recovery from an unclean shutdown with recovery point 0 |
 
-With `fail`, the log ends after its last complete batch, as after Kafka's recovery of the last segment. The bytes after
-the last complete batch (an incomplete batch, zeros or garbage) were never completely written, so they are not treated
-as damage. With `skip`, reading continues after these bytes if valid batches follow.
+If the policy is `fail`, the log ends after its last complete batch, as after Kafka's recovery of the last segment. The
+bytes after the last complete batch (an incomplete batch, zeros or garbage) were never completely written, so they are
+not treated as damage. If the policy is `skip`, reading continues after these bytes if valid batches follow.
 
 `sparklog.format.batch_walk` defines which batches are valid, and finds the next valid batch after a corrupt one. If a
-batch is out of order, Kafka's recovery ends the log before it. sparklog determines which of the two batches is invalid.
+batch is out of order, Kafka's recovery truncates the log before this batch. sparklog determines whether this batch or
+the previous batch is invalid.
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ def log_skipped(skipped: Skipped) -> None:
 
 
 def warn_once(message: str) -> None:
-    """Log a warning only once per process, because views repeat the check."""
+    """Log a warning only once per process, because the same problem may be found repeatedly."""
     if is_first_warning("in-place reads", message):
         _LOG.warning("sparklog: %s", message)
 
@@ -59,7 +60,9 @@ def check_policy(policy: str) -> str:
 
 @dataclass(slots=True)
 class OffsetOrder:
-    """Finds out-of-order batches. `end` is the end offset of the batches so far, without out-of-order batches."""
+    """Finds out-of-order batches. `end` is the end offset of the batches that have been added, excluding out-of-order
+    batches.
+    """
 
     end: int
     _before: int = 0
@@ -69,8 +72,8 @@ class OffsetOrder:
     def add(self, headers: BatchHeaders, start: int, is_valid: Callable[[int], bool]) -> npt.NDArray[np.bool_]:
         """Add the next batches, whose positions are relative to `start`. Return True for each batch that is in order.
 
-        `is_valid` returns True if the batch at a position matches its checksum. It is called only if batches are out of
-        order.
+        `is_valid` returns True if the batch at a position matches its checksum. `is_valid` is called only if batches
+        are out of order.
         """
         starts, deltas = headers.base_offset, headers.last_offset_delta
         # If the offset of a batch exceeds the maximum, the log ends at the maximum, and reading the batch is an error.
@@ -102,7 +105,7 @@ class OffsetOrder:
         self._last, self._position, self.end = span, position, span.end
 
     def _replaces_previous(self, span: Span, position: int, after: int | None, is_valid: Callable[[int], bool]) -> bool:
-        """Return True if the previous batch, and not the current one, is out of order."""
+        """Return True if the previous batch is out of order, rather than the current batch."""
         if self._last is None or span.start < self._before or not is_valid(position):
             return False
         return not is_valid(self._position) or first_is_wrong(self._before, self._last, span, after)

@@ -1,15 +1,17 @@
 """Find the open and aborted transactions of a partition from batch headers, and the markers that damage may hide.
 
-Kafka stores transactions in producer snapshots and `.txnindex` files. Batch headers and markers contain the same
-information and always exist. The first transactional batch of a producer after its last marker opens a transaction, and
-the next marker ends the transaction. With transaction.version 2, the epoch of a marker is one above the epoch of the
-data, so only the producer id is compared. If the cleaner has removed the record of a marker, the marker does not end a
-transaction. Events are stored per segment, so that only segments that the cleaner replaces are read again.
+Kafka stores transactions in producer snapshots and `.txnindex` files. The same information can be obtained from batch
+headers and markers, which always exist. The first transactional batch of a producer after its last marker opens a
+transaction, and the next marker ends the transaction. With transaction.version 2, the epoch of a marker is one above
+the epoch of the data, so only the producer id is compared. If the cleaner has removed the record of a marker, the
+marker does not end a transaction. Events are stored per segment, so that only segments that the cleaner replaces are
+read again.
 
 A batch with a wrong checksum may have been a marker if its header is that of a marker. It may also have been a marker
 if it is transactional and has no sequence, because data batches always have a sequence. The producer id of such a batch
-may be corrupt. Most damage is a single flipped bit: if one bit explains the wrong checksum, the bit is flipped back
-before the producer id is read. Bytes that are not a batch may have contained markers of any producer (`ANY_PRODUCER`).
+may be corrupt. Most damage is a single flipped bit. If a single flipped bit explains the wrong checksum, the bit is
+corrected before the producer id is read. Bytes that are not a batch may have contained markers of any producer
+(`ANY_PRODUCER`).
 """
 
 from __future__ import annotations
@@ -34,14 +36,13 @@ from sparklog.kafka.in_place.segment_file import SegmentFile
 
 ANY_PRODUCER = NO_PRODUCER_ID
 MAX_MARKER_BYTES = 64 * 1024
-"""Longer batches are not searched for a flipped bit. A marker has 78 bytes."""
+"""Maximum size of a batch that is searched for a flipped bit. The size of a marker is 78 bytes."""
 
 
 @dataclass(frozen=True, slots=True)
 class LostMarker:
-    """A damaged marker of `producer`.
-
-    `commit` is True for a COMMIT marker, False for an ABORT marker, and None if unknown.
+    """A damaged marker of `producer`. `commit` is True for a COMMIT marker, False for an ABORT marker, and None if the
+    type is unknown.
     """
 
     producer: int
@@ -78,7 +79,7 @@ def lost_producer(batch: bytes) -> int | None:
 def lost_markers(file: SegmentFile, position: int, until: int) -> list[LostMarker]:
     """Return the markers that the bytes `[position, until)` of a file may have contained.
 
-    If some of these bytes are not a batch, the last marker is of `ANY_PRODUCER`.
+    If some of these bytes are not a batch, the producer of the last marker is `ANY_PRODUCER`.
     """
     markers: list[LostMarker] = []
     while position < until:
@@ -95,7 +96,7 @@ def lost_markers(file: SegmentFile, position: int, until: int) -> list[LostMarke
 def _lost_marker(batch: bytes, size: int) -> LostMarker | None:
     header = single_header(batch)
     if len(batch) == size and crc32c(memoryview(batch)[CRC_START:]) == header.crc[0]:
-        # The checksum is correct, so the damage is in the bytes that the checksum does not cover.
+        # The checksum is correct, so the damaged bytes are not covered by the checksum.
         try:
             kind = control_types(batch, scan_headers(batch))[0]
         except Corrupt:
@@ -108,7 +109,7 @@ def _lost_marker(batch: bytes, size: int) -> LostMarker | None:
 DATA = 100
 LOST = 101
 """Kinds of events in addition to ABORT and COMMIT. `DATA`: the first data batch of a producer after its last marker.
-`LOST`: damage that may hide markers of a producer, or of `ANY_PRODUCER`.
+`LOST`: a damaged range that may have contained markers of a producer, or of any producer (`ANY_PRODUCER`).
 """
 
 
@@ -147,7 +148,8 @@ class TransactionEvents:
     def lost(self, offset: int, producer: int = ANY_PRODUCER) -> None:
         """Record that the marker of `producer` at `offset` is damaged.
 
-        For `ANY_PRODUCER`, record that damage that starts at `offset` may hide the markers of all producers.
+        If `producer` is `ANY_PRODUCER`, the damaged range that starts at `offset` may have contained markers of all
+        producers.
         """
         if producer == ANY_PRODUCER:
             self._open_producers.clear()
@@ -157,8 +159,8 @@ class TransactionEvents:
 
 
 class TransactionSpan(NamedTuple):
-    """A transaction: its producer id, its first offset, and the offset of its marker or of the damage that hides the
-    marker.
+    """The producer id of a transaction, its first offset, and the offset of its marker or of the damaged range that may
+    have contained the marker.
     """
 
     producer: int
@@ -168,11 +170,11 @@ class TransactionSpan(NamedTuple):
 
 @dataclass
 class TransactionState:
-    """The transactions of a partition after the events that were applied so far.
+    """The transactions of a partition after applying the events of its segments.
 
     * `open`: the first offset of each open transaction, by producer id
     * `aborted`: the aborted transactions in the order of their markers
-    * `unknown`: transactions whose markers may be hidden by damage
+    * `unknown`: transactions whose markers may have been in a damaged range
     * `markers`: the offset of the last marker by producer id, for the segments passed to `abort_markers`
     """
 
@@ -207,14 +209,13 @@ class TransactionState:
                 self.markers[producer] = offset
 
     def first_open(self) -> int | None:
-        """Return the first offset of the earliest open transaction, which is the last stable offset, or None if none is
-        open.
-        """
+        """Return the first offset of the earliest open transaction, or None if no transaction is open."""
         return min(self.open.values(), default=None)
 
 
 def merge_aborted(state: TransactionState, indexed: Sequence[AbortedTransactions]) -> AbortedTransactions:
-    """Merge the aborted transactions from batch headers and from `.txnindex` files. A transaction in either is aborted.
+    """Merge the aborted transactions from batch headers and from `.txnindex` files. A transaction is aborted if either
+    source contains it.
 
     Both sources are needed: the index of the active segment lags behind the log, indexes may be missing, and headers
     may be damaged.
@@ -237,17 +238,18 @@ def merge_aborted(state: TransactionState, indexed: Sequence[AbortedTransactions
 def _is_damaged(window: Window, row: int) -> bool:
     """Return True if a complete batch has a wrong checksum.
 
-    Its producer id may be wrong and would open a transaction forever.
+    The producer id of a damaged batch may be wrong. If the batch were used, it might open a transaction that never
+    ends.
     """
     header = window.headers[row : row + 1]
-    # If the window does not contain all bytes of the batch, the checksum cannot be verified.
+    # The checksum cannot be verified if the window does not contain all bytes of the batch.
     is_complete = int(header.position[0] + header.size[0]) <= len(window.data)
     return is_complete and bool(len(crc_failures(window.data, header)))
 
 
 def _kind(window: Window, row: int) -> int:
-    """Return the kind of a batch: ABORT, COMMIT, another control type, DATA, or LOST for damage that may have been a
-    marker.
+    """Return the kind of a batch: ABORT, COMMIT, another control type, DATA, or LOST if the batch is damaged and may
+    have been a marker.
     """
     header = window.headers[row : row + 1]
     if not header.is_control[0]:

@@ -6,13 +6,13 @@ can still be replaced.
 
 A damaged log is read as Kafka would recover it after an unclean shutdown with the recovery point in the last segment.
 The log ends after its last complete batch, and reading damage before the end is an error. Unlike Kafka, sparklog never
-trusts indexes, and a wrong checksum inside the last segment is an error that does not hide later batches.
-`corrupt_records` selects another policy (see `segment_recovery`): skip the damage, or end the log before the damage, as
-Kafka does with recovery point 0.
+trusts indexes. A wrong checksum in the last segment is an error, but later batches can still be read. `corrupt_records`
+selects another policy (see `segment_recovery`): skip damaged batches, or end the log before the first damaged batch, as
+Kafka does if the recovery point is 0.
 
 A lookup by timestamp returns the first record in offset order, at or above the log start, whose timestamp is not below
 the target. Markers and aborted records are included. Only batches whose maxTimestamp is not below the target are
-decoded. Kafka searches only the first segment that may contain such a record, so Kafka sometimes returns no record.
+decoded. Kafka searches only the first segment that may contain the record, so Kafka may not find the record.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ from sparklog.log.state.view import (
 def first_at_or_after(state: PartitionState, timestamp: int, log_start: int) -> TimestampOffset | None:
     """Return the first record of a partition whose timestamp (ms) is at least `timestamp` (see the module docstring).
 
-    Raises `Corrupt` if damage may hide the record, unless the policy is `skip`.
+    Raises `Corrupt` if a damaged batch may contain the record, unless the policy is `skip`.
     """
     skipping = state.policy == recovery.SKIP
     for segment in state.segments:
@@ -72,7 +72,7 @@ def first_at_or_after(state: PartitionState, timestamp: int, log_start: int) -> 
 def _windows(segment: SegmentState, file: SegmentFile, start: int, end: int, skipping: bool) -> Iterator[Window]:
     """Yield windows of valid batches up to position `end`.
 
-    Raises `Corrupt` for damage, unless the damage is skipped.
+    Raises `Corrupt` if a batch is damaged and is not skipped.
     """
 
     def window(position: int) -> bytes:
@@ -110,7 +110,9 @@ def _in_window(window: Window, end: int, timestamp: int, log_start: int, skippin
 
 LOCAL_POLL_MS = 10
 BUCKET_POLL_MS = 1000
-"""A directory in a bucket changes only when it is copied again, and a listing takes one request per 1,000 files."""
+"""Poll interval for a directory in a bucket. The interval is long because the directory changes only when it is copied
+again, and a listing requires one request per 1,000 files.
+"""
 FRESH_MS = 1000
 
 
@@ -137,8 +139,8 @@ class KafkaView:
         Args:
             path: a path or URL.
             tailing: read only records that the broker can no longer replace.
-            corrupt_records: the policy for damage: `fail`, `skip` or `truncate`.
-            on_skipped: function that is called for skipped damage, in the process that plans or reads.
+            corrupt_records: the policy for damaged batches: `fail`, `skip` or `truncate`.
+            on_skipped: function that is called for each skipped range, in the process that plans or reads.
 
         Raises `NotFound` if `path` is neither a Kafka log directory nor a partition directory.
         """
@@ -161,7 +163,7 @@ class KafkaView:
         self._log_dir = self.path.real.parent if self._single else self.path
         self._partitions: dict[str, dict[int, _Partition]] = {}
         self._compared: set[str] = set()
-        """The topics whose ids were compared to find `_shared_ids`."""
+        """The topics whose ids were compared when `_shared_ids` was computed."""
         self._shared_ids: set[str] = set()
 
     @property
@@ -180,7 +182,7 @@ class KafkaView:
         return directory.topic_id(partition_dirs[min(partition_dirs)], topic)
 
     def unique_topic_id(self, topic: str) -> str:
-        """Return the topic id, or a derived id if another topic has the same id because a directory was copied.
+        """Return the topic id. If another topic has the same id because a directory was copied, return a derived id.
 
         The first call reads the `partition.metadata` of all topics. A later call reads these files again if topics were
         added or removed.
@@ -268,7 +270,8 @@ class KafkaView:
     def plan(self, ranges: Sequence[OffsetRange], isolation: str) -> list[ReadPart]:
         """Return one part per non-empty range, in order.
 
-        Raises `NotFound` for offsets outside of the log, and `Corrupt` if damage hides which records were aborted.
+        Raises `NotFound` if an offset is out of range, and `Corrupt` if the aborted records cannot be determined
+        because of a damaged batch.
         """
         if isolation not in (READ_COMMITTED, READ_UNCOMMITTED):
             raise BadRequest(f"unknown isolation level {isolation!r}: expected {READ_COMMITTED} or {READ_UNCOMMITTED}")
@@ -296,7 +299,7 @@ class KafkaView:
     def first_time(self, offsets: OffsetRange) -> int | None:
         """Return the timestamp (ms) of the first record in a range of offsets.
 
-        Returns -1 if the record has no timestamp, and None if there is no record.
+        Returns -1 if the record does not have a timestamp, and None if the range does not contain a record.
         """
         for part in self.plan([offsets], READ_UNCOMMITTED):
             for batch in part.read(("timestamp",), batch_bytes=1):
@@ -305,7 +308,7 @@ class KafkaView:
         return None
 
     def _refresh_listing(self) -> None:
-        """List the directory again, unless the view was opened, and the directory listed, a moment ago."""
+        """List the directory again, unless it was listed very recently because the view was opened."""
         opened_ms, self._opened_ms = self._opened_ms, None
         if opened_ms is None or self.env.boot_ms() - opened_ms > FRESH_MS:
             self.path.refresh()
@@ -319,13 +322,13 @@ class KafkaView:
         try:
             return directory.offset_checkpoint(self._log_dir, name)
         except Corrupt as error:
-            # A single partition directory may have been copied anywhere, so the checkpoints next to it may belong to
-            # another log.
+            # A single partition directory may have been copied to another parent directory, so the checkpoints in the
+            # parent directory may belong to another log.
             if self._single:
                 return {}
             if self._corrupt_records != recovery.FAIL and name == LOG_STARTS_FILE:
-                # Kafka also ignores this file if it is damaged. Kafka replaces the file by a rename, so the file is not
-                # being written now.
+                # Kafka also ignores this file if the file is damaged. Kafka replaces the file with an atomic rename, so
+                # the file cannot be incomplete because of a concurrent write.
                 recovery.warn_once(f"{error}; all logs in {self.location} therefore start at their first segments")
                 return {}
             raise
@@ -359,7 +362,7 @@ class KafkaView:
 
 
 def _bounds(state: PartitionState, start: int | None, watermark: int | None) -> Bounds:
-    """Return the bounds of a partition. As in Kafka, the log start may be inside a segment."""
+    """Return the start and end offsets of a partition. As in Kafka, the log start offset may be inside a segment."""
     log_start = max(state.first_base, start or 0)
     log_end = max(state.log_end, log_start)
     high = log_end if watermark is None else min(max(watermark, log_start), log_end)

@@ -1,1 +1,1 @@
-"""Encode and decode the messages of the Kafka protocol and of its coordinators, with Kafka's own schemas."""
+"""Encode and decode Kafka protocol messages and coordinator records, using Kafka's schemas."""

@@ -11,12 +11,13 @@
 |   16 | groupId, regularExpression | the topics that match a consumer group's regular expression                     |
 | 17, 19-23 | groupId (, memberId) | streams groups (18 was never released)                                            |
 
-Types 0 to 2 have classes. The other types are dicts of fields with Kafka's names. Kafka 4.1 writes committed offsets in
-version 3, in version 4 if group.version allows it, or in version 1 if the client requested a retention time.
+Types 0 to 2 are decoded to classes. The other types are decoded to dicts of fields with Kafka's names. Kafka 4.1 writes
+committed offsets in version 3, in version 4 if the group.version allows it, or in version 1 if the client requested a
+retention time.
 
-`__transaction_state` contains the latest state of each transactional id. The key is an int16 0 and the transactional id
-(string). Kafka writes version 1 of the value, which is a flexible version, since transaction.version 1. A null value
-means that the transactional id has expired. The files in `schemas/` describe the fields.
+`__transaction_state` contains the latest state of each transactional id. The key consists of the type 0 (int16) and the
+transactional id (string). Kafka writes version 1 of the value, which is a flexible version, if transaction.version is
+at least 1. If the value is null, the transactional id has expired. The fields are defined in the files in `schemas/`.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ from sparklog.kafka.messages.message_schema import NO_UUID, Fields, Struct, reco
 
 GROUPS = "groups"
 TRANSACTIONS = "transactions"
-"""The directories that contain the schemas of these records."""
+"""Names of the directories that contain the schemas of these records."""
 OFFSET_COMMIT_LEGACY = 0
 OFFSET_COMMIT = 1
 GROUP_METADATA = 2
@@ -42,7 +43,7 @@ CONSUMER_PROTOCOL = "consumer"
 
 @dataclass(frozen=True, slots=True)
 class OffsetKey:
-    """The key of a committed offset: type 1, or type 0 before Kafka 0.9."""
+    """The key of a committed offset. The type is 1, or 0 in records of releases before Kafka 0.9."""
 
     group: str
     topic: str
@@ -74,9 +75,8 @@ class GroupKey:
 class GroupValue:
     """The state of a classic group, without its members.
 
-    `state_timestamp` is the start of the state (ms), or None if unknown.
-
-    An empty group has neither `protocol` nor `leader`.
+    `state_timestamp` is the time (ms) at which the group entered its current state, or None if the time is unknown.
+    `protocol` and `leader` are None if the group is empty.
     """
 
     protocol_type: str
@@ -97,7 +97,7 @@ class OtherKey:
 def decode_group_key(key: bytes | None) -> OffsetKey | GroupKey | OtherKey | None:
     """Return the key of a record of `__consumer_offsets`, or None if its type is unknown to Kafka 4.1.
 
-    Kafka also skips keys of unknown types. Raises `Corrupt` if the key is missing or malformed.
+    Kafka also ignores keys of unknown types. Raises `Corrupt` if the key is missing or malformed.
     """
     if key is None:
         raise Corrupt("a record of __consumer_offsets has no key")
@@ -136,7 +136,9 @@ def _or_none(value: Any, nothing: Any = -1) -> Any:
 
 
 def decode_group_value(value: bytes | None) -> GroupValue | None:
-    """Return the state of a classic group, or None for a tombstone. Raises `Corrupt` like `decode_offset_value`."""
+    """Return the state of a classic group, or None for a tombstone. Raises `Corrupt` if the value is malformed or has
+    an unknown version.
+    """
     fields = decode_value(_value(GROUP_METADATA), value)
     if fields is None:
         return None
@@ -152,7 +154,7 @@ def decode_group_value(value: bytes | None) -> GroupValue | None:
 def decode_other_value(key: OtherKey, value: bytes | None) -> Fields | None:
     """Return the fields of a value of the types 3 to 23, or None for a tombstone.
 
-    Raises `Corrupt` like `decode_offset_value`.
+    Raises `Corrupt` if the value is malformed or has an unknown version.
     """
     return decode_value(_value(key.type), value)
 
@@ -169,7 +171,7 @@ def encode_offset_value(value: OffsetValue) -> bytes:
     """Return the bytes of a committed offset without `topic_id`, in version 3, or in version 1 if the offset has an
     expiry.
 
-    Kafka up to 4.0 writes these versions, and later releases can read them.
+    Kafka releases up to 4.0 write these versions, and later releases can read these versions.
     """
     fields: Fields = {
         "offset": value.offset,
@@ -198,7 +200,7 @@ def _value(kind: int) -> Struct:
 
 
 def _encode_key(kind: int, fields: Fields) -> bytes:
-    # The key consists of an int16 with the type and the fields of version 0.
+    # The key consists of the type (int16) and the fields of version 0.
     return kind.to_bytes(2, "big") + encode(record_types(GROUPS)[kind].key, 0, fields)
 
 
@@ -223,7 +225,7 @@ class TransactionValue:
     """The state of a transactional id. Times are in ms.
 
     * `start_ms`: the start of the transaction, or None if no transaction has started
-    * `partitions`: (topic, partition) in the order of the record, or None if the field is null, because no transaction
+    * `partitions`: (topic, partition) in the order of the record, or None if the field is null because no transaction
       has started
     """
 

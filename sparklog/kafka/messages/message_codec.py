@@ -1,7 +1,7 @@
 """Encode and decode Kafka messages, with a compiled reader and writer for each message and version.
 
-Readers and writers are Python functions. `message_source` generates their source when a version of a message is first
-used. A version of a message is encoded as follows:
+Readers and writers are Python functions. `message_source` generates the source of these functions when a version of a
+message is first used. A message is encoded as follows:
 
 | type           | bytes                                                             | in a flexible version         |
 |----------------|-------------------------------------------------------------------|-------------------------------|
@@ -18,15 +18,15 @@ used. A version of a message is encoded as follows:
 Tagged fields are a uvarint count and, for each field, a uvarint tag, a uvarint size and the value. Writers omit fields
 that have their default value, and readers skip unknown fields. A uvarint has 7 bits per byte, lowest bits first, and at
 most 5 bytes. A nullable struct in a tagged field starts with a uvarint (0 for null, otherwise 1) instead of the int8.
-If a message has a version above the highest known version, it is decoded as the highest known version, as Kafka clients
-decode each other's subscriptions. A record of such a version is rejected.
+If the version of a message is above the highest known version, the message is decoded as the highest known version, as
+Kafka clients decode the subscriptions of other members. A record with an unknown version is rejected.
 
-The key of a coordinator's record is an int16 type and the fields of the key. The value is an int16 version and the
-fields of the value. Keys are never flexible. A null value is a tombstone.
+The key of a coordinator record consists of the type (int16) and the fields of the key. The value consists of the
+version (int16) and the fields of the value. Keys are never flexible. A null value is a tombstone.
 
-Records (batches) are not copied. A reader returns views. A writer accepts buffers, and returns a list of buffers that
-can be passed to a socket. Malformed bytes raise `Corrupt`, for example if the length of an array exceeds the number of
-remaining bytes. Invalid values raise `BadRequest`.
+Record batches are not copied. A reader returns views of the batches. A writer accepts buffers, and returns a list of
+buffers that can be passed to a socket. Malformed bytes raise `Corrupt`, for example if the length of an array exceeds
+the number of remaining bytes. Invalid values raise `BadRequest`.
 """
 
 from __future__ import annotations
@@ -50,7 +50,9 @@ _SHORT = struct.Struct(">h")
 
 @dataclass(slots=True)
 class MessageBytes:
-    """The bytes of a message: the complete `parts`, followed by the bytes in `small`. Records are separate parts."""
+    """The bytes of a message. They consist of the complete `parts`, followed by the bytes in `small`. Records are
+    separate parts.
+    """
 
     small: bytearray = field(default_factory=bytearray)
     parts: list[Buffer] = field(default_factory=list)
@@ -69,9 +71,9 @@ def read_message(
 ) -> tuple[Fields, int]:
     """Return the fields of the message at `start`, and the position after the message.
 
-    `text_errors` determines how strings that are not valid UTF-8 are decoded, as in `bytes.decode`. Raises `Corrupt`
-    for malformed bytes, and for more than `max_elements` array elements and unknown fields. A decoded element needs up
-    to a hundred times as much memory as its bytes.
+    `text_errors` determines how strings that are not valid UTF-8 are decoded, as in `bytes.decode`. Raises `Corrupt` if
+    the bytes are malformed, or if the message contains more than `max_elements` array elements and unknown fields. The
+    limit is required because a decoded element needs up to a hundred times as much memory as its bytes.
     """
     if version < 0:
         raise Corrupt(f"expected a {message.name} of version 0 or more, found {version}")
@@ -86,7 +88,9 @@ def read_message(
 
 
 def write_message(message: Struct, version: int, values: Mapping[str, Any], output: MessageBytes) -> None:
-    """Append a message to `output`. Missing fields get their default values. Raises `BadRequest` like `encode`."""
+    """Append a message to `output`. Missing fields are set to their default values. Raises `BadRequest` as described in
+    `encode`.
+    """
     try:
         _compiled(message, version, "write")(output, values)
     except struct.error:
@@ -95,9 +99,9 @@ def write_message(message: Struct, version: int, values: Mapping[str, Any], outp
 
 
 def decode(message: Struct, version: int, data: bytes) -> Fields:
-    """Return the fields of a message. Strings are decoded like in Java.
+    """Return the fields of a message. Strings are decoded in the same way as in Java.
 
-    Raises `Corrupt` for malformed bytes, and for bytes after the message.
+    Raises `Corrupt` if the bytes are malformed, or if the message is followed by other bytes.
     """
     fields, end = decode_prefix(message, version, data)
     if end != len(data):
@@ -106,14 +110,14 @@ def decode(message: Struct, version: int, data: bytes) -> Fields:
 
 
 def decode_prefix(message: Struct, version: int, data: bytes) -> tuple[Fields, int]:
-    """Return the fields and the size of a message. Other bytes may follow the message."""
+    """Return the fields and the size of a message. The message may be followed by other bytes."""
     return read_message(message, version, data, 0, JAVA_ERRORS)
 
 
 def decode_value(message: Struct, value: bytes | None) -> Fields | None:
     """Return the fields of a record value, or None for a tombstone.
 
-    Raises `Corrupt` for malformed bytes and for an unknown version.
+    Raises `Corrupt` if the bytes are malformed or the version is unknown.
     """
     if value is None:
         return None
@@ -147,9 +151,9 @@ def encode_versioned(message: Struct, version: int, values: Mapping[str, Value])
 
 
 def encode(message: Struct, version: int, values: Mapping[str, Value]) -> bytes:
-    """Return the bytes of a message without its version number. Missing fields get their default values.
+    """Return the bytes of a message without its version number. Missing fields are set to their default values.
 
-    Raises `BadRequest` for an unknown field, for an invalid null, and for a number that is out of range.
+    Raises `BadRequest` if a field is unknown, a field is null that is not nullable, or a number is out of range.
     """
     output = MessageBytes()
     write_message(message, version, values, output)
@@ -158,7 +162,7 @@ def encode(message: Struct, version: int, values: Mapping[str, Value]) -> bytes:
 
 @cache
 def _compiled(message: Struct, version: int, name: str) -> Any:
-    """Return the compiled function `read` or `write` for a version of a message."""
+    """Return the compiled `read` or `write` function for a version of a message."""
     source = {"read": reader_source, "write": writer_source}[name](message, version)
     helpers = (_tagged_bytes, _tagged_fields, _uuid_bytes, _uuid_text, _uvarint_at, uvarint, BadRequest, Corrupt)
     names = {helper.__name__: helper for helper in (*helpers, struct.Struct, struct.pack, struct.unpack_from)}
@@ -207,7 +211,7 @@ def _uuid_text(data: bytes) -> str:
 def _check_numbers(schema: Struct, version: int, values: Mapping[str, Any]) -> None:
     """Raise `BadRequest` for the first number that is out of range.
 
-    The error of `struct` does not report which number it is.
+    The error raised by `struct` does not contain the number that is out of range.
     """
     for item in schema.untagged(version) + schema.tagged(version):
         value = values.get(item.name, [] if item.array else item.initial())

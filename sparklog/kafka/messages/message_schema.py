@@ -40,7 +40,8 @@ NO_UUID = "AAAAAAAAAAAAAAAAAAAAAA"
 class Field:
     """A field of a message. Its type is a type of `message_codec` or a struct.
 
-    * `since`, `until`: first and last version with the field; an `until` of None means all later versions
+    * `since`, `until`: first and last version that contain the field; if `until` is None, all later versions contain
+      the field
     * `compact`: True if the length is a uvarint in flexible versions
     """
 
@@ -112,7 +113,7 @@ class RecordType:
 def record_types(directory: str) -> Mapping[int, RecordType]:
     """Return the record types in a directory of schemas, by the number at the start of a key."""
     schemas: dict[tuple[int, str], Struct] = {}
-    # Import this module lazily, because it imports zipfile, tempfile and lzma.
+    # Import this module lazily, because the module imports zipfile, tempfile and lzma.
     from importlib import resources
 
     for file in (resources.files(PACKAGE) / "schemas" / directory).iterdir():
@@ -167,7 +168,7 @@ def _field(definition: dict[str, Any], common: dict[str, dict[str, Any]]) -> Fie
 def _default(text: Value, kind: str) -> Value:
     """Return the default value of a schema field, converted to the type of the field.
 
-    Numbers may have a base prefix.
+    Numbers may have a prefix such as `0x`.
     """
     if text in (None, "null") or kind == "string":
         return None if text in (None, "null") else str(text)
@@ -197,8 +198,8 @@ def json_fields(message: Struct, version: int, fields: Mapping[str, Value]) -> F
 def json_text(value: Value) -> str:
     r"""Return JSON in the format of Kafka's tools (Jackson).
 
-    There are no spaces, and only quotes, backslashes and control characters are escaped. Escapes such as \u001F have
-    capital letters.
+    The JSON does not contain spaces, and only quotes, backslashes and control characters are escaped. Escapes such as
+    \u001F contain uppercase letters.
     """
     text = json.dumps(value, ensure_ascii=False, separators=(",", ":"))
     return re.sub(r"\\(u....|.)", lambda escape: "\\" + escape[1][0] + escape[1][1:].upper(), text)

@@ -2,16 +2,16 @@
 
 `message_codec` compiles the source.
 
-Generated code needs only a fraction of the function calls that an interpreter of schemas needs. Consecutive numbers of
-fixed size, including a length after them, become a single `struct` call. Structs and arrays become inline code. Rare
-cases call helpers of `message_codec`. To print an example, run `print(reader_source(message("protocol",
-"ProduceRequest"), 9))`.
+Generated code makes far fewer function calls than an interpreter of schemas. Consecutive numbers of fixed size,
+including a following length, are read or written with a single `struct` call. Code for structs and arrays is generated
+inline. Rare cases are handled by functions of `message_codec`. To print an example, run
+`print(reader_source(message("protocol", "ProduceRequest"), 9))`.
 
-Each field is a local variable, whose name consists of the field name, `_` and the number of the struct. The other
-variables are `p`, a position in the bytes; `n`, a length or a number of elements; `q`, the end of a value; `left`, the
-number of elements that may still follow; `small`, the bytes written since the last records; and names that end with a
-number. The source contains only names and constants
-(formatted with `repr`) of Kafka's schemas in this package, and never bytes from clients.
+The value of each field is a local variable. The name of the variable consists of the field name, `_` and the number of
+the struct. The other variables are `p`, a position in the bytes; `n`, a length or a number of elements; `q`, the end of
+a value; `left`, the number of elements that may still follow; `small`, the bytes written since the last records; and
+names that end with a number. The source contains only names and constants (formatted with `repr`) of Kafka's schemas in
+this package, and never bytes from clients.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ MAX_STRING_BYTES = 0x7FFF
 
 
 def reader_source(message: Struct, version: int) -> str:
-    """Return the source of `read(data, p, errors, left)`, which returns the fields and their end position.
+    """Return the source of `read(data, p, errors, left)`, which returns the fields and the position after the message.
 
-    `errors` is the argument of `bytes.decode`, and `left` is the maximum number of array elements and unknown fields.
+    `errors` is passed to `bytes.decode`, and `left` is the maximum number of array elements and unknown fields.
     """
     function = _ReaderSource(message, version, "def read(data, p, errors, left):", "size = len(data)")
     function.add(f"return {function.struct(message)}, p")
@@ -47,7 +47,7 @@ def writer_source(message: Struct, version: int) -> str:
 class _FunctionSource:
     """The lines of a function.
 
-    `pending` contains the formats and expressions of numbers that will become one `struct` call.
+    `pending` contains the formats and expressions of numbers that will be combined into one `struct` call.
     """
 
     def __init__(self, message: Struct, version: int, head: str, first: str) -> None:
@@ -65,7 +65,9 @@ class _FunctionSource:
         self._lines += [self._indent + line for line in lines]
 
     def reject(self, condition: str, kind: str, text: str) -> None:
-        """Add code that raises an exception if a condition is true. `text` may contain expressions in braces."""
+        """Add code that raises an exception if a condition is true. The message `text` may contain expressions in
+        braces.
+        """
         self.add(condition, f"    raise {kind}(f{text!r})")
 
     def take_pending(self, call: str) -> tuple[str, str, str]:
@@ -89,7 +91,7 @@ class _ReaderSource(_FunctionSource):
     def struct(self, schema: Struct) -> str:
         """Add code that reads a struct.
 
-        Return the expression of its dict. Each dict has new lists, so callers may keep the lists.
+        Return the expression of the dict. The lists in each dict are new, so callers may store these lists.
         """
         self.structs += 1
         number, expressions = self.structs, {field.name: repr(field.initial()) for field in schema.fields}
@@ -140,7 +142,9 @@ class _ReaderSource(_FunctionSource):
                 self.add(f"{name}.append({self.value(field.element(), 'value')})")
 
     def value(self, field: Field, name: str) -> str:
-        """Add code that reads a value that is not an array. Return its expression. Numbers become pending."""
+        """Add code that reads a value other than an array, and return the expression of the value. Numbers are added to
+        `pending`.
+        """
         kind = field.kind
         if isinstance(kind, Struct):
             if not field.may_be_null(self.version):
@@ -170,10 +174,11 @@ class _ReaderSource(_FunctionSource):
 
     @contextmanager
     def length(self, letter: str, field: Field, name: str) -> Iterator[None]:
-        """Add code that reads a length into `n`, from a number of fixed size or from a uvarint that is one higher than
-        the length.
+        """Add code that reads a length into `n`. The length is a number of fixed size, or a uvarint that is one higher
+        than the length.
 
-        A negative `n` means null. Lines that are added in the `with` block apply only to values that are not null.
+        If `n` is negative, the value is null. Lines that are added in the `with` block are executed only if the value
+        is not null.
         """
         if field.tag is not None if letter == "b" else self.flexible and field.compact:
             self.byte()
@@ -190,7 +195,7 @@ class _ReaderSource(_FunctionSource):
             yield
 
     def byte(self) -> None:
-        """Add code that reads a byte into `n`, together with the pending numbers, if any."""
+        """Add code that reads the pending numbers and a byte, and assigns the byte to `n`."""
         if self.pending:
             self.pending.append(("B", "n"))
             self.flush()
@@ -257,7 +262,9 @@ class _WriterSource(_FunctionSource):
             self.value(field.element(), element)
 
     def value(self, field: Field, name: str) -> None:
-        """Add code that writes the value in the variable `name`, which is not an array. Numbers become pending."""
+        """Add code that writes the value of the variable `name`, which must not be an array. Numbers are added to
+        `pending`.
+        """
         kind, out = field.kind, self.out
         if isinstance(kind, Struct):
             self.nested(field, kind, name)
@@ -294,7 +301,7 @@ class _WriterSource(_FunctionSource):
         self.reject_type("else:", field, name)
 
     def check_length(self, field: Field, name: str, types: tuple[str, str], lines: Sequence[str]) -> None:
-        """Add the lines that compute the length `n`. `types` is the required type and the replacement for null."""
+        """Add code that computes the length `n`. `types` contains the required type and the replacement for null."""
         self.add(f"if isinstance({name}, {types[0]}):", *(f"    {line}" for line in lines))
         if field.may_be_null(self.version):
             self.add(f"elif {name} is None:", f"    n, {name} = -1, {types[1]}")
@@ -305,7 +312,9 @@ class _WriterSource(_FunctionSource):
         self.reject(condition, "BadRequest", f"field {field.name} must be of type {kind}, found {{{name}!r}}")
 
     def length(self, letter: str, field: Field) -> None:
-        """Add code that writes the length `n`, together with the pending numbers if the length has a fixed size."""
+        """Add code that writes the length `n`. If the length has a fixed size, it is written together with the pending
+        numbers.
+        """
         compact = self.flexible and field.compact
         if not compact:
             self.pending.append((letter, "n"))

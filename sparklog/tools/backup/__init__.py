@@ -1,1 +1,1 @@
-"""Backups: copies of a root that can be restored as of each backup, or as of earlier versions and times."""
+"""Back up a root, and restore the state of the root at a backup, at an earlier version or at a time."""

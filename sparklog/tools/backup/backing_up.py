@@ -1,16 +1,18 @@
-"""`backup`: copy a root to a backup repository, from which the state at the backup or an earlier state can be restored.
+"""Copy a root to a backup repository. The state at the time of the backup, or an earlier state, can be restored from
+it.
 
-1. Write a mark of the run to the repository, so that a prune does not delete objects that the run relies on.
+1. Write the mark of the run to the repository, so that a prune does not delete objects that the run requires.
 2. Take a consistent cut of all topics, decisions and groups, and claim the next backup number (see `repository`). Then
    lease the version of each topic, so that the vacuum retains its files. If a version is already below the retention
    floor, take a new cut.
 3. Copy the entries of decisions and groups, then the data files, then the commits and a checkpoint of each topic's
    version. Existing objects are not read again, and every copied byte is checked.
-4. Create the manifest, which publishes the backup, unless a prune has abandoned the number. Release the leases.
+4. Unless a prune has abandoned the backup number, create the manifest, which publishes the backup. Release the leases.
 
 If the process is killed, the backup is either complete or does not exist, and the next run reuses the copied objects.
-The leases of a killed run expire after a day, and its mark after six hours. The backup also contains all commits since
-the previous backup and the existing files of these versions, so that each of these versions can be restored.
+The leases of a killed run expire after a day, and the mark of the run expires after six hours. The backup also contains
+all commits since the previous backup and the existing files of these versions, so that each of these versions can be
+restored.
 """
 
 from __future__ import annotations
@@ -78,7 +80,7 @@ class Plan:
 
 @dataclass
 class VersionLeases:
-    """The leases that a run holds and renews in the source. A read-only source has no leases."""
+    """The leases that a run holds and renews in the source. If the source is read-only, no leases are acquired."""
 
     root: Root
     name: str
@@ -115,7 +117,7 @@ class VersionLeases:
             self.acquire(self.versions)
 
     def release(self) -> None:
-        """Release the leases. A lease that cannot be released expires."""
+        """Release the leases. If a lease cannot be released, it expires."""
         for name in self.versions:
             with suppress(SparklogError, OSError):
                 self._commit(name, None)
@@ -127,7 +129,7 @@ class VersionLeases:
 
 
 def plan_backup(root: Root, target: Store, *, topics: Collection[str] | None = None) -> Plan:
-    """Return what `back_up` would copy. Nothing is changed."""
+    """Return the plan of a backup, without writing any objects."""
     _reject_backup(root)
     cut = cut_now(root, topics)
     snapshots = (History(root.store, name, root.env).at(state.version) for name, state in cut.topics.items())
@@ -151,10 +153,10 @@ def back_up(
     """Back up a root to a repository. The repository is created if it does not exist.
 
     Args:
-        topics: the topics to back up; damaged journals of ids and groups that do not concern these topics are skipped.
-            None for all topics, including deleted topics whose data still exists.
-        link: create hard links if source and repository are on the same disk. Hard links protect from deletion, but not
-            from corruption.
+        topics: the topics to back up. Damaged journals of transactional ids and groups are skipped if they do not
+            concern these topics. If None, all topics are backed up, including deleted topics whose data still exists.
+        link: create hard links if source and repository are on the same disk. A hard link protects a file from
+            deletion, but not from corruption.
         at_once: the maximum number of files to copy concurrently.
         progress: called after each file.
 
@@ -208,7 +210,7 @@ class _BackupRun:
         self.is_publishing = False
 
     def release(self) -> None:
-        """Release the leases, and the claimed number if it is known whether the backup was published."""
+        """Release the leases. Also release the claimed number if it is known whether the backup was published."""
         self.leases.release()
         if self.number and not self.is_publishing:
             with suppress(SparklogError, OSError):
@@ -219,7 +221,7 @@ class _BackupRun:
         before = self.repository.manifests()
         cut = self._leased_cut(topics)
         self.damaged = DamagedLogs(self.root.store, strict=topics is None, env=self.root.env)
-        # Copy entries first, because no lease protects them and copying files can take days.
+        # Copy the entries first, because leases do not protect entries, and copying the files can take days.
         decisions = self._all_entries(DECISIONS, cut.decisions, [manifest.decisions for manifest in before])
         groups = self._all_entries(GROUPS, cut.groups, [manifest.groups for manifest in before])
         state = self.root.defaults()
@@ -281,8 +283,8 @@ class _BackupRun:
             )
         base = oldest_base(history, state.version)
         if last is not None and last.version >= base and history.commits.has(last.version + 1, state.version):
-            # The state comes from the backup and later commits come from the source: check that both belong to the same
-            # log.
+            # The state comes from the backup, and later commits come from the source. Check that both belong to the
+            # same log.
             start = History(self.repository.store, name).at(last.version)
             if start.state.crc != last.crc:
                 raise Corrupt(
@@ -313,8 +315,8 @@ class _BackupRun:
             self.leases.renew()
             self.mark.check()
 
-        # Copy the files of the cut first, because only these files have leases and others may be deleted during the
-        # copy.
+        # Copy the files of the cut first, because the leases protect only these files. Other files may be deleted
+        # during the copy.
         in_order = [copying.FileCopy(files[key], key) for key in sorted(files, key=lambda key: key not in needed)]
         source, target = self.root.store, self.repository.store
         self.copied += copying.copy_all(source, target, in_order, self.options, renew, on_missing)
@@ -351,7 +353,7 @@ class _BackupRun:
         return tuple(backup for backup in copied if backup is not None)
 
     def _entries(self, kind: EntryKind[E], state: E, last: EntriesBackup | None) -> EntriesBackup | None:
-        """Copy the entries of an id since its last backup. Return None if its journal is damaged."""
+        """Copy the journal entries that were written since the last backup. Return None if the journal is damaged."""
         chain = EntryChain(self.root.store, kind, state.id, self.root.env)
         span = chain.span()
         if not span.first <= state.number <= span.last:
@@ -372,13 +374,13 @@ class _BackupRun:
         return EntriesBackup(state.id, first, state.number, since_ms)
 
     def _put(self, key: str, data: bytes) -> None:
-        """Create a small object. If the object exists, it must contain the same bytes."""
+        """Create a small object. Raises an error if the object already exists and contains different bytes."""
         store = self.repository.store
         existing = create_or_read(store, key, data, self.root.env)
         if existing is None:
             self.copied += copying.Copied(1, len(data))
         elif data not in (existing, store.get(key)):
-            # The existing object was read twice, because a bit may have been flipped in transit.
+            # The existing object has been read twice, because a bit may have been flipped during a transfer.
             raise Corrupt(
                 f"the object with this key in {store.location} has different contents; delete the object "
                 "in the repository",
@@ -386,7 +388,7 @@ class _BackupRun:
             )
 
     def _publish(self, manifest: Manifest) -> Manifest:
-        """Create the manifest. Raises `Conflict` if a prune has abandoned this backup in the meantime."""
+        """Create the manifest. Raises `Conflict` if a prune has abandoned this backup."""
         key, data = backup_key(manifest.number), MANIFEST_JSON.encode(manifest)
         # Until the store responds, it is unknown whether the manifest exists.
         self.is_publishing = True
@@ -401,7 +403,9 @@ class _BackupRun:
 
 
 def _read_entry(chain: EntryChain[E], number: int, link: int | None) -> tuple[bytes, E]:
-    """Return an entry and its bytes. `link` is the CRC-32C of the previous entry, or None for the first entry."""
+    """Return an entry and its bytes. `link` is the CRC-32C of the previous entry, or None if the entry is the first
+    one.
+    """
     stored = chain.read(number)
     if stored is None:
         raise NotFound(f"entry {number} of {chain.kind.title(chain.id)} has been deleted")

@@ -1,8 +1,10 @@
-"""A consistent cut: versions of topics and entries of decisions and group offsets that are consistent with each other.
+"""Determine a consistent cut. A consistent cut consists of versions of topics, and of decision and group entries, that
+are consistent with each other.
 
 States that are read one after the other may be inconsistent: a COMMIT may reference prepares that were written after
 their topic was read, and a group may have progressed beyond the end of its topic. Logs are therefore read in an order
-that avoids most inconsistencies. Each log is then read further, entry by entry, as far as another log requires:
+that avoids most inconsistencies. Each log is then read entry by entry until all requirements of the other logs are
+satisfied:
 
 | an object                                                  | requires                                             |
 |------------------------------------------------------------|------------------------------------------------------|
@@ -13,14 +15,13 @@ that avoids most inconsistencies. Each log is then read further, entry by entry,
 | participants have recorded its outcome                     | the transaction is open                              |
 | an offset of a group                                       | the version at which the topic's log end reaches it  |
 
-Objects only require older objects, so reading ends even if writers are active. The result is the smallest consistent
-cut above the states that were read first. In a live root, a cache of names may temporarily hide an object, so the cut
-waits for missing objects.
+An object requires only older objects, so the reads end even if writers are active. The result is the smallest
+consistent cut above the states that were read first. In a live root, a directory cache may temporarily hide an object.
+Therefore reads wait for missing objects.
 
 Logs are read in this order: decisions, groups, topics, and decisions again. All decision entries between the two reads
 are processed, because the latest entry no longer contains a COMMIT that all topics have recorded since the first read.
-For the same reason, entries that are younger than the lifetime of caches are processed, because a later read may return
-an older state.
+Entries that are younger than the lifetime of caches are also processed, because a later read may return an older state.
 """
 
 from __future__ import annotations
@@ -74,7 +75,9 @@ class Cut:
 
 @dataclass(frozen=True, slots=True)
 class CutBounds:
-    """The logs for a cut of earlier states. `topics` contains a known state and the requested version of each topic."""
+    """The logs from which a cut of earlier states is determined. `topics` contains a known state and the requested
+    version of each topic.
+    """
 
     topics: Mapping[str, tuple[Snapshot, int]]
     decisions: Collection[EntrySpan[Decisions]]
@@ -173,7 +176,7 @@ class _Cutter:
         return True
 
     def complete(self) -> Cut:
-        """Read until nothing more is required. Raises `Unavailable` if a required object does not exist."""
+        """Read until all required objects have been read. Raises `Unavailable` if a required object does not exist."""
         self.has_progressed = True
         while self.has_progressed:
             self.has_progressed = False
@@ -193,7 +196,9 @@ class _Cutter:
         return self.cut()
 
     def cut(self) -> Cut:
-        """Return the current states. Raises the error of a skipped damaged journal that may concern the topics."""
+        """Return the states that have been read. If a damaged journal was skipped and may concern the topics, its error
+        is raised.
+        """
         for topic_state in self.topic_states.values():
             self.writers |= {transactional_id for transactional_id, _ in open_transactions(topic_state)}
         if not self.damaged.strict:
@@ -212,9 +217,8 @@ class _Cutter:
             raise Unavailable(f"a transaction references an entry of '{name}' that does not exist; try again later")
 
     def _step_or_wait(self, step: Callable[[], bool]) -> bool:
-        """Read the next object of a log. Return False if it does not exist.
-
-        In a live root, wait until caches have expired.
+        """Read the next object of a log. Return False if the object does not exist. In a live root, wait until caches
+        have expired before returning False.
         """
         if step():
             return True
@@ -227,9 +231,7 @@ class _Cutter:
         return False
 
     def _require_previous_decisions(self) -> None:
-        """Require the decision of the transaction before each open transaction, which was written before that
-        transaction.
-        """
+        """For each open transaction, require the decision of the previous transaction of the same transactional id."""
         if self.live is not None:
             opened = {
                 transaction
@@ -240,7 +242,7 @@ class _Cutter:
             self.decided |= {(transactional_id, n - 1) for transactional_id, n in opened if n > 0}
 
     def _read_decisions(self) -> None:
-        """Read the required decisions. If a group has a later prepare, an earlier prepare may be undecided."""
+        """Read the required decisions. A prepare may be undecided if the group also has a later prepare."""
         for transactional_id, n in sorted(self.decided - self.undecided):
             step = partial(self.next_decisions, transactional_id)
             while not self.decisions.get(transactional_id, Decisions(transactional_id)).is_decided(n):
@@ -257,7 +259,8 @@ class _Cutter:
     def _reads_record(
         self, transaction: Transaction, step: Callable[[], bool], is_named: Callable[[Decisions], bool]
     ) -> bool:
-        """Read the next object of a log that may record the outcome of a transaction. Return False if it was aborted.
+        """Read the next object of a log that may record the outcome of a transaction. Return False if the transaction
+        was aborted.
 
         `is_named` returns True if the transaction's COMMIT references this log. The record then exists, but a cache may
         hide it.
@@ -334,7 +337,8 @@ class _Cutter:
         key = (topic, topic_id, partition, offset)
         if key in self.ended or _ends_at(self._topic_state(topic), topic_id, partition) >= offset:
             return
-        # A group may commit any offset, even an offset that the topic never reaches, so first read ahead on a copy.
+        # A group may commit any offset, even an offset that the topic never reaches. Therefore first read ahead with a
+        # copy of the state.
         ahead = _Cutter(self.store, self.selected, self.damaged, topic_states=dict(self.topic_states))
         step = partial(ahead.next_commit, topic)
         while _ends_at(ahead._topic_state(topic), topic_id, partition) < offset:
@@ -364,14 +368,15 @@ def _ends_at(topic_state: TopicState, topic_id: str, partition: int) -> int:
 
 
 def cut_now(root: Root, selected: Collection[str] | None = None) -> Cut:
-    """Return a cut of a live root: the selected topics, or all topics including deleted topics if None, and all groups.
+    """Return a cut of a live root. It contains all groups, and the selected topics. If `topics` is None, it contains
+    all topics, including deleted topics.
 
-    If topics are selected, damaged journals of ids and groups that do not concern these topics are skipped.
+    If topics are selected, damaged journals of transactional ids and groups are skipped if they do not concern these
+    topics.
 
     Raises:
-        NotFound: If a selected topic has never existed.
-        Corrupt: If a log is damaged.
-        Unavailable: If an object is not visible yet; try again.
+        NotFound: If a selected topic has never existed. Corrupt: If a log is damaged. Unavailable: If an object is not
+            visible yet. The call can be retried.
     """
     store = root.store
     damaged = DamagedLogs(store, strict=selected is None, env=root.env)
@@ -406,7 +411,9 @@ def cut_now(root: Root, selected: Collection[str] | None = None) -> Cut:
 
 
 def _earlier_state(chain: EntryChain[E], since_ms: int) -> E:
-    """Return the latest state before `since_ms`, which caches cannot hide, or the oldest state if there is none."""
+    """Return the latest state before `since_ms`, which caches cannot hide. If there is no earlier state, return the
+    oldest state.
+    """
     latest = chain.latest()
     number = chain.latest_number_before(since_ms)
     number = chain.span().first if number is None else number
@@ -430,10 +437,12 @@ def _recent_commits(store: Store, topic: str, version: int, since_ms: int) -> It
 
 
 def _since(chain: EntryChain[Decisions], start: Decisions | None) -> list[Decisions]:
-    """Return the states from `start` (None for the oldest state) to the latest state; none if the id was deleted."""
+    """Return the states from `start` (or from the oldest state if `start` is None) to the latest state. The result is
+    empty if the transactional id was deleted.
+    """
     latest = chain.latest()
     if latest.number < 0 or (start is not None and latest.number < start.number):
-        # The id was deleted, which happens a week after all topics have recorded its decisions.
+        # The transactional id was deleted, which happens a week after all topics have recorded its decisions.
         return []
     if start is None:
         start = chain.state_at(chain.span().first) or latest
@@ -447,7 +456,7 @@ def writers_in(table: SliceTable) -> set[str]:
 
 
 def cut_between(store: Store, bounds: CutBounds, time_ms: int, damaged: DamagedLogs, *, exact: bool) -> Cut:
-    """Return the smallest cut at or above the given topic versions, with the entries of ids and groups at a time.
+    """Return the smallest cut at or above the given topic versions, with the decision and group entries at a time.
 
     If `exact` is True, topics have exactly the given versions, decisions that reference later versions are ignored, and
     groups may have progressed beyond the log ends.
@@ -476,7 +485,7 @@ def cut_between(store: Store, bounds: CutBounds, time_ms: int, damaged: DamagedL
             cutter.note_decisions(later)
     if not exact:
         return cutter.complete()
-    # The versions of topics do not change. Only check that the recorded outcomes are decided, and that the group
+    # The topic versions must not change. Only check that the recorded outcomes have been decided, and that the group
     # entries of each COMMIT exist.
     cutter._read_decisions()
     for group, number in cutter.entries.items():

@@ -2,7 +2,7 @@
 
 The bytes are checked against the commit while they are copied: the size, the CRC-32C of each slice, the footer and its
 CRC-32C, and the CRC-32C of the index files. On a mismatch, the bytes are read again. If the mismatch persists, an error
-with the file and position is raised, and the target does not contain any part of the file.
+that contains the file and position is raised, and no part of the file is written to the target.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ RENEW_MS = 60_000
 
 
 def silent(files: int, of_files: int, nbytes: int, of_nbytes: int) -> None:
-    """Ignore the progress."""
+    """Do nothing. This callback is used if no progress is reported."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +51,7 @@ class CopyOptions:
 
 @dataclass(frozen=True, slots=True)
 class FileCopy:
-    """A file to copy, and its key at the target."""
+    """A file to copy, and its key in the target."""
 
     file: ReferencedFile
     to: str
@@ -59,7 +59,7 @@ class FileCopy:
 
 @dataclass(frozen=True, slots=True)
 class Copied:
-    """Numbers of copied objects and bytes. `linked` is the number of bytes of hard-linked files."""
+    """The number of copied objects and bytes. `linked` is the number of bytes in hard-linked files."""
 
     objects: int = 0
     nbytes: int = 0
@@ -77,7 +77,7 @@ def copy_all(
     renew: Callable[[], None],
     on_missing: Callable[[FileCopy], None] | None = None,
 ) -> Copied:
-    """Copy the files that do not exist at the target, in the given order.
+    """Copy the files that do not exist in the target, in the given order.
 
     Args:
         renew: called every minute.
@@ -88,7 +88,8 @@ def copy_all(
     """
     files = list(files)
     present = listed(target, (file.to for file in files))
-    # An earlier run may have stopped before it copied the index files of a segment, so check segments again.
+    # An earlier run may have stopped before it copied the index files of a segment, so check the index files of
+    # existing segments.
     new = [copy for copy in files if copy.to not in present or copy.file.sealed]
     missing_bytes = sum(copy.file.size for copy in new if copy.to not in present)
     renewed_ms = options.env.boot_ms()
@@ -150,7 +151,7 @@ def _copy(source: Store, target: Store, copy: FileCopy, present: Mapping[str, in
     try:
         return done + _copy_data(source, target, copy, options.link)
     except Corrupt:
-        # Read the file again, because a bit may have been flipped in transit.
+        # Read the file again, because a bit may have been flipped during the transfer.
         return done + _copy_data(source, target, copy, options.link)
 
 
@@ -183,7 +184,9 @@ def _copy_data(source: Store, target: Store, copy: FileCopy, link: bool) -> Copi
 
 
 def _linked(source: Store, target: Store, copy: FileCopy) -> bool:
-    """Create a hard link of the file. Return False if this is not possible, for example across disks."""
+    """Create a hard link to the file. Return False if the file cannot be linked, for example because it is on another
+    disk.
+    """
     if not isinstance(source, LocalStore) or not isinstance(target, LocalStore):
         return False
     path = os.path.join(source.location, copy.file.key)
@@ -273,7 +276,9 @@ def _create(target: Store, key: str, data: bytes, env: Env) -> Copied:
 
 
 def listed(store: Store, keys: Iterable[str]) -> dict[str, int]:
-    """Return the sizes of existing data files of the topics in `keys`. If a key is a commit, commits are included."""
+    """Return the sizes of the existing data files of the topics in `keys`. If `keys` contains a commit, commits are
+    also returned.
+    """
     folders = set()
     for key in keys:
         owner, _, path = key.partition("/")

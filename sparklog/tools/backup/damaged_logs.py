@@ -1,9 +1,9 @@
 """The journals of decisions and group offsets that a cut reads, and the damaged journals that a backup skips.
 
-Each entry contains the complete state, and a checkpoint of a journal is a copy of an entry, so either of them is
-sufficient. A backup of all topics must contain the journals of all ids and groups. A backup of selected topics can skip
-damaged journals that do not concern these topics. Since a damaged journal may not show which topics it concerns, other
-evidence is checked. A journal concerns the selected topics if it is one of these:
+Each entry contains the complete state, and a checkpoint of a journal is a copy of an entry. Therefore the entry or the
+checkpoint is sufficient. A backup of all topics must contain the journals of all ids and groups. A backup of selected
+topics can skip damaged journals that do not concern these topics. A damaged journal may not show which topics it
+concerns, so other objects are checked. A journal concerns the selected topics if it is one of the following journals:
 
 | journal                                                                  | reason                                   |
 |--------------------------------------------------------------------------|------------------------------------------|
@@ -13,7 +13,8 @@ evidence is checked. A journal concerns the selected topics if it is one of thes
 | of a group whose latest entry is not text any more (zeros, truncated)    | it may reference any topic               |
 
 If a damaged journal concerns the selected topics, an error with the file is raised. Other damaged journals are skipped
-completely and listed. Objects contain topic names next to topic ids, so corruption of one of them leaves the other.
+completely and listed. Objects contain both the name and the id of a topic, so the topic can still be found if the name
+or the id is corrupt.
 """
 
 from __future__ import annotations
@@ -37,7 +38,8 @@ from sparklog.storage.store import Store
 P = ParamSpec("P")
 T = TypeVar("T")
 MAX_OTHER_BYTES = 4
-"""Entries are a line of ASCII text. Data with more than this many other bytes is not considered text."""
+"""Maximum number of non-ASCII bytes in a damaged entry that is still considered text. An entry is a line of ASCII text.
+"""
 
 
 @dataclass
@@ -97,7 +99,7 @@ class DamagedLogs:
     def _relation(
         self, prefix: str, topics: Mapping[str, str], writers: Collection[str], groups: Iterable[GroupState]
     ) -> str | None:
-        """Return how a damaged journal concerns the selected topics, or None if it does not."""
+        """Return the reason why a damaged journal concerns the selected topics, or None if it does not concern them."""
         if prefix in map(DECISIONS.prefix, writers):
             return f"belongs to a transactional id that wrote to {_quoted(topics)}"
         for group in groups:
@@ -131,14 +133,14 @@ def _quoted(topics: Collection[str]) -> str:
 
 
 def _is_text(data: bytes) -> bool:
-    """Return True if the data is a complete line of JSON, except for up to `MAX_OTHER_BYTES` bytes."""
+    """Return True if the data is a complete line of JSON in which at most `MAX_OTHER_BYTES` bytes are not ASCII."""
     line = data.removesuffix(b"\n")
     others = sum(not 32 <= byte < 127 for byte in line)
     return others <= MAX_OTHER_BYTES and (line[-1:] == b"}" or b'"crc":' in line[-20:])
 
 
 def errors_of_skipped(skipped: Iterable[DamagedJournal]) -> list[SparklogError]:
-    """Return an error to print for each skipped journal."""
+    """Return an error message for each skipped journal."""
     errors: list[SparklogError] = []
     for journal in skipped:
         title = JOURNAL_IN[journal.folder.partition("/")[0]].title(journal.id)

@@ -9,22 +9,23 @@
 **Numbers.** Backups are numbered in the order of their cuts, and each number is decided once:
 
 1. A run reads the latest number, takes its cut, and claims the next number by creating `_backups/begun/<number>.json`.
-   If another run has already claimed the number, the run determines a new cut. The cut of a backup therefore starts
-   after the cut of the previous backup has ended, even if the backups are copied concurrently.
-2. Creating `_backups/<number>.json` decides the number. The run itself writes a manifest. A prune that considers the
-   run dead writes that the number is abandoned. Only the first of the two writes succeeds, so a run that was paused
-   while a prune deleted its files cannot publish its backup.
+   If another run has already claimed the number, the run determines a new cut. Therefore a run starts to determine its
+   cut after the cut of the previous backup is complete, even if the backups are copied concurrently.
+2. Creating `_backups/<number>.json` decides the number. The run writes a manifest. If a prune considers the run dead,
+   the prune writes an object which states that the number is abandoned. Only the first write succeeds, so a run that
+   was paused while a prune deleted its files cannot publish its backup.
 
 **Marks.** A backup relies on objects that other runs have copied, and a prune deletes objects that no backup
 references, so a backup and a prune must not run concurrently. Each run first writes its mark, then lists the marks of
-conflicting runs, and stops if there are any. A mark is valid for six hours of the store's clock, and its run renews it.
-A run stops if its own mark is missing or may have expired. Marks and manifests are listed, and listings must be up to
-date. This is the case for S3, Azure, Google Cloud Storage and HDFS. An NFS client may cache outdated listings, so on
-NFS, run a prune on the host that makes the backups.
+all runs, and stops if the mark of a conflicting run exists. A mark is valid for six hours according to the store's
+clock, and is renewed by its run. A run stops if its own mark is missing or may have expired. Marks and manifests are
+found by listings, so listings must be up to date. The listings of S3, Azure, Google Cloud Storage and HDFS are up to
+date. An NFS client may cache outdated listings. Therefore, if the repository is on NFS, run a prune on the same host as
+the backups.
 
-**Pruning.** A backup needs its cut and the versions back to the cut of the previous backup, so the commits, files,
-checkpoints and entries of these versions are kept for as long as the backup. A prune deletes manifests first, so that
-every visible backup is complete. It then deletes all objects that a backup may have written and that no remaining
+**Pruning.** A backup requires its cut and all versions since the cut of the previous backup. The commits, files,
+checkpoints and entries of these versions are retained until the backup is deleted. A prune deletes manifests first, so
+that every visible backup is complete. It then deletes all objects that a backup may have written and that no remaining
 backup references, including objects of dead runs. Other files are not deleted.
 """
 
@@ -70,7 +71,7 @@ def claim_key(number: int) -> str:
 
 
 def latest_number(store: Store) -> int:
-    # List claims first, because a run decides its number before it deletes its claim.
+    # List claims first, because a run creates the manifest before it deletes its claim.
     claimed = naming.numbers_below(store, f"{CLAIMS_FOLDER}/")
     return max([0, *claimed, *backup_numbers(store)])
 
@@ -99,8 +100,8 @@ def is_repository(store: Store) -> bool:
 
 
 def reject_nested(store: Store) -> None:
-    """Raise `BadRequest` if a directory is inside a root or repository, whose cleanup might delete files in the
-    directory.
+    """Raise `BadRequest` if a directory is inside a root or repository, because the cleanup of the root or repository
+    might delete files in the directory.
     """
     if not isinstance(store, LocalStore):
         return
@@ -114,14 +115,14 @@ def reject_nested(store: Store) -> None:
 
 @dataclass
 class Repository:
-    """An open repository; `root_id` is the id of the root that its backups were made from."""
+    """An open repository. `root_id` is the id of the root whose backups are in the repository."""
 
     store: Store
     root_id: str
 
     @classmethod
     def open(cls, store: Store) -> Repository:
-        """Open an existing repository. `NotFound` if there is none."""
+        """Open an existing repository. Raises `NotFound` if the repository does not exist."""
         data = read_if_there(store, naming.REPOSITORY_KEY)
         if data is None:
             raise NotFound(
@@ -134,7 +135,7 @@ class Repository:
     def open_or_create(cls, store: Store, root_id: str, env: Env) -> Repository:
         """Open the repository for backups of a root, or create it.
 
-        Raises `BadRequest` if the location is a root or has other files, or has backups of another root.
+        Raises `BadRequest` if the location is a root, or contains other files or backups of another root.
         """
         from sparklog.log.journal.probe_results import ensure_probed
 
@@ -160,15 +161,15 @@ class Repository:
         return repository
 
     def manifests(self) -> list[Manifest]:
-        """Return the manifests of all backups in the order of their cuts. Raises `Corrupt` if one is corrupt."""
+        """Return the manifests of all backups in the order of their cuts. Raises `Corrupt` if a manifest is corrupt."""
         manifests = [read_manifest(self.store, number) for number in backup_numbers(self.store)]
         return [manifest for manifest in manifests if manifest is not None]
 
     def covering(self, topics: Collection[str] | None) -> list[Manifest]:
-        """Return the backups that include these topics (None for all topics), or all backups if no backup includes
-        them.
+        """Return the backups that include these topics, or all backups if no backup includes these topics. If `topics`
+        is None, return the backups that include all topics.
 
-        Raises `NotFound` if the repository has no finished backup.
+        Raises `NotFound` if the repository does not contain a complete backup.
         """
         finished = self._finished()
         return [manifest for manifest in finished if manifest.covers(topics)] or finished
@@ -193,7 +194,7 @@ class Repository:
 
 @dataclass
 class Mark:
-    """The mark of a run in a repository. The mark exists inside a `with` block."""
+    """The mark of a run in a repository. This class is a context manager, and deletes the mark on exit."""
 
     repository: Repository
     env: Env
@@ -265,9 +266,8 @@ DELETE_BATCH = 200
 
 @dataclass(frozen=True, slots=True)
 class Pruned:
-    """The result of a prune: the numbers of kept and dropped backups, and the numbers of deleted objects and bytes.
-
-    After a dry run, nothing has been deleted.
+    """The result of a prune: the backup numbers that were retained and dropped, and the number of deleted objects and
+    bytes. After a dry run, nothing has been deleted.
     """
 
     kept: tuple[int, ...]
@@ -281,7 +281,7 @@ def prune(
 ) -> Pruned:
     """Drop all backups except the latest `keep` backups and backups that were completed in the last `keep_ms`.
 
-    The latest backup is always kept. An older backup only counts as replaced by later backups that include all its
+    The latest backup is always retained. An older backup is dropped only if enough later backups include all its
     topics.
 
     Raises:
@@ -297,7 +297,7 @@ def prune(
     if dry_run:
         return _plan(repository, keep, keep_ms, env).pruned
     with Mark(repository, env, PRUNE) as mark:
-        # From now on, earlier runs cannot publish a backup, so objects that only they have copied can be deleted.
+        # From now on, earlier runs cannot publish a backup, so objects that only these runs have copied can be deleted.
         abandon_claims(target, repository.root_id, env)
         plan = _plan(repository, keep, keep_ms, env)
         # Delete manifests first, so that every visible backup is complete.

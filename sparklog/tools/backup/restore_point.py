@@ -1,4 +1,5 @@
-"""The state to restore from a backup or a live root: by number, version or time, or the latest state.
+"""Determine the state to restore from a backup or a live root. The state is specified by a backup number, a version or
+a time. The default is the latest state.
 
 If the requested state cannot be restored, the error lists the states that can be restored. The state at a time is
 restored from the first backup that started after this time, if the backup has all files. A live root can be restored to
@@ -8,12 +9,12 @@ A restored topic differs from the source as follows:
 
 * The topic has a checkpoint of the version and one new commit. The commit records the decided outcomes of open
   transactions and increments the leader epoch, because later batches of the source have the old epoch.
-* Topic id, offsets, configs, registry and undecided transactions are unchanged.
-* Inline records are stored in append files that contain the entire commit, because the commit may have a different
-  number in the new root.
-* Leases are removed, because their versions do not exist in the new root. A clone gets its own copies of files of other
-  topics. Participants that are not restored are removed, because a new topic with the same name would never reach their
-  versions.
+* The topic id, offsets, configs, idempotency registry and undecided transactions are unchanged.
+* Inline records of a commit are stored in an append file that contains the entire commit, because the commit may have a
+  different number in the new root.
+* Leases are removed, because their versions do not exist in the new root. Files of other topics that a clone references
+  are copied to the restored topic. Participants that are not restored are removed, because a new topic with the same
+  name would never reach the recorded versions.
 """
 
 from __future__ import annotations
@@ -79,7 +80,7 @@ def from_backups(repository: Repository, point: RestorePoint) -> tuple[Manifest,
         return _time_in(repository, point.time_ms, point.topics)
     manifest = repository.find(point.number, point.topics)
     topics = _topic_backups(manifest, point.topics)
-    # A manifest is a consistent cut, so its entries of ids and groups can be used unchanged.
+    # A manifest is a consistent cut, so the decision and group entries in the manifest can be used unchanged.
     return manifest, Cut(
         {topic.topic: _topic_state(repository.store, topic.topic, topic.version) for topic in topics},
         {entries.id: _entry(repository.store, DECISIONS, entries) for entries in manifest.decisions},
@@ -156,8 +157,8 @@ def _time_in(repository: Repository, time_ms: int, topics: tuple[str, ...] | Non
 
 
 def _version_at(store: Store, backup: TopicBackup, time_ms: int) -> int | None:
-    """Return the version of a topic at a time, -1 if the backup does not contain it, or None if the topic did not
-    exist.
+    """Return the version of a topic at a time. Returns -1 if the backup does not contain the version, and None if the
+    topic did not exist at the time.
     """
     history = History(store, backup.topic)
     version = latest_at(history.commit, backup.base + 1, backup.version, time_ms)
@@ -180,9 +181,9 @@ def _cut(store: Store, manifest: Manifest, versions: Mapping[str, int], time_ms:
 
 
 def _cut_at(store: Store, bounds: CutBounds, time_ms: int | None, damaged: DamagedLogs) -> Cut:
-    """Return the smallest cut at or above these versions, with the entries of ids and groups at `time_ms`.
-
-    If `time_ms` is None, return exactly these versions, with the entries at the time of the latest commit.
+    """Return the smallest cut at or above these versions, with the decision and group entries at `time_ms`. If
+    `time_ms` is None, return exactly these versions, with the decision and group entries at the time of the latest
+    commit.
     """
     if time_ms is not None:
         _check_groups(bounds, time_ms, damaged)
@@ -192,7 +193,7 @@ def _cut_at(store: Store, bounds: CutBounds, time_ms: int | None, damaged: Damag
 
 
 def _check_groups(bounds: CutBounds, time_ms: int, damaged: DamagedLogs) -> None:
-    """Raise `NotFound` if the offsets that a group had committed for these topics at a time are no longer known.
+    """Raise `NotFound` if the offsets that a group had committed in these topics at a time are no longer stored.
 
     If later offsets were used, the cut would require later versions of the topics.
     """
@@ -210,7 +211,7 @@ def _topic_names(store: Store) -> list[str]:
 
 
 def from_root(root: Root, point: RestorePoint) -> Cut:
-    """Return the requested cut of a live root. Earlier states can be requested if all their files exist."""
+    """Return the requested cut of a live root. An earlier state can be requested if all of its files exist."""
     point.check()
     if point.number is not None:
         raise BadRequest(f"{root.location} is a root and has no numbered backups; use a version or a time")
@@ -269,9 +270,8 @@ MAX_EPOCH = 2**31 - 1
 
 
 def own_path(path: str, version: int) -> str:
-    """Return the path of a file in the directory of the restored topic.
-
-    The read version in the name is limited to `version`, because the source of a clone may have higher versions.
+    """Return the path of a file in the directory of the restored topic. The read version in the file name is limited to
+    `version`, because the file may belong to the source of a clone, which may have higher versions.
     """
     if naming.is_commit(path):
         return naming.copied_path(path, version)
@@ -306,7 +306,7 @@ def restored_snapshot(snapshot: Snapshot, store: Store, names: Mapping[str, str]
 
 
 def with_own_files(commit: Commit) -> Commit:
-    """Return the first commit of a clone with its own files instead of the files of the source."""
+    """Return the first commit of a clone, in which the files of the source are replaced with the clone's own files."""
     return replace(commit, files=tuple(replace(file, path=own_path(file.path, 0)) for file in commit.files))
 
 
@@ -338,7 +338,7 @@ def first_commit(
 def decisions_of(state: Decisions, names: Mapping[str, str], groups: Mapping[str, int]) -> Decisions:
     """Return the decisions for the restored root, limited to restored topics and groups.
 
-    Topics and groups that are not restored would never record an outcome.
+    Other topics and groups are removed, because they would never record an outcome.
 
     Args:
         names: maps the old name of each restored topic to its new name.
@@ -392,8 +392,9 @@ def limited_to_log_ends(
 ) -> tuple[GroupState, list[MovedOffset]]:
     """Set group offsets that are beyond the log end of a topic to the log end. Return the group and these offsets.
 
-    The records in between do not exist, so the group reads the next records without skipping any. A Kafka consumer does
-    the same after log truncation (KIP-320). The leader epoch is removed, because it belongs to a missing record.
+    The records between the log end and the group offset do not exist, so the group does not skip any records. A Kafka
+    consumer does the same after log truncation (KIP-320). The leader epoch is removed, because it belongs to a missing
+    record.
     """
     moved: list[MovedOffset] = []
 

@@ -1,15 +1,15 @@
-"""`restore`: create a new root from a backup, or from an earlier or current state of a root.
+"""Create a new root from a backup, or from an earlier or current state of a root.
 
 1. Determine the cut and write it to `_restore.json` in the new root, together with all random values: the root id,
    commit ids, names and the time. If the process is killed, the next run with the same request writes the same bytes
    and skips existing objects.
-2. Write decisions and groups, each with one entry that contains the complete state.
-3. Copy the data files of the cut, checking every byte, and write a checkpoint and one commit of each topic (see
-   `restore_point`).
+2. Write the decisions of each transactional id and the offsets of each group as one entry that contains the complete
+   state.
+3. Copy and check the data files of the cut. Write a checkpoint and one commit of each topic (see `restore_point`).
 4. Create `_root.json` with a new root id, which completes the root. Delete `_restore.json`.
 
-Topic ids do not change, so streaming queries and consumer groups can resume from their offsets. In a live source, the
-versions are leased during the restore, as for a backup, unless they are below the retention floor.
+Topic ids do not change, so streaming queries and consumer groups can resume from their offsets. If the source is a live
+root, the versions are leased during the restore unless they are below the retention floor.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ from sparklog.tools.backup.restore_point import (
 
 @dataclass(frozen=True, slots=True)
 class _TopicPlan:
-    """The new name of a topic, the version to restore, and the ids of its commit and its checkpoint tables."""
+    """The new name of a topic, the version to restore, and the ids of the topic's commit and checkpoint tables."""
 
     to: str
     version: int
@@ -79,8 +79,8 @@ class _TopicPlan:
 
 @dataclass(frozen=True, slots=True)
 class _Plan:
-    """The random or variable values of a restore, which are stored first so that an interrupted restore can be
-    repeated.
+    """The random values and other inputs of a restore. They are stored first, so that an interrupted restore can be
+    resumed.
     """
 
     request: str
@@ -116,7 +116,7 @@ RESTORE_JSON = StoredDocument(
 
 @dataclass(frozen=True, slots=True)
 class RestoredTopic:
-    """A topic of a restored root, with its name and version in the source."""
+    """A topic in a restored root, with its name and version in the source."""
 
     topic: str
     source: str
@@ -159,7 +159,7 @@ def _not_a_source(source: Store) -> NotFound:
 
 
 def _requested_cut(source: Store, point: RestorePoint, env: Env) -> tuple[int | None, Cut]:
-    """Return the number of the backup to restore, or None if the source is a live root, and the requested cut."""
+    """Return the number of the backup to restore, which is None if the source is a live root, and the requested cut."""
     if is_repository(source):
         manifest, cut = from_backups(Repository.open(source), point)
         return manifest.number, replace(cut, defaults=next((entries.number for entries in manifest.defaults), None))
@@ -168,7 +168,7 @@ def _requested_cut(source: Store, point: RestorePoint, env: Env) -> tuple[int | 
     except NotFound:
         raise _not_a_source(source) from None
     cut = from_root(root, point)
-    # The id is not used, but it must be drawn so that the ids of seeded runs are the same as in earlier releases.
+    # The id is not used. It is generated only so that the other ids of seeded runs are the same as in earlier releases.
     env.new_id()
     defaults = root.defaults().number
     return None, replace(cut, defaults=None if defaults < 0 else defaults)
@@ -200,7 +200,7 @@ def _names(cut: Cut, point: RestorePoint, rename: Mapping[str, str]) -> dict[str
 def plan_restore(
     source: Store, point: RestorePoint | None = None, *, rename: Mapping[str, str] | None = None, env: Env = SYSTEM
 ) -> Restored:
-    """Return what `restore` would restore. Nothing is changed."""
+    """Return the result that `restore` would return, without writing any objects."""
     point = point or RestorePoint()
     backup, cut = _requested_cut(source, point, env)
     names = _names(cut, point, rename or {})
@@ -224,7 +224,7 @@ def restore(
     """Create a root in `target`, which must be empty, from a backup repository or another root.
 
     Args:
-        point: the state to restore; None for the latest state.
+        point: the state to restore. If None, the latest state is restored.
         rename: maps old topic names to new topic names.
         link: create hard links if source and target are on the same disk.
         at_once: the maximum number of files to copy concurrently.
@@ -256,7 +256,7 @@ def restore(
 
 
 def _request(source: Store, point: RestorePoint, rename: Mapping[str, str]) -> str:
-    """Return the request as text. An interrupted restore can only be resumed with the same request."""
+    """Return the request as a string. An interrupted restore can only be resumed with the same request."""
     from_backup = is_repository(source)
     if not from_backup and source.stat(naming.ROOT_KEY) is None:
         raise _not_a_source(source)
@@ -334,7 +334,9 @@ def _files(snapshots: Mapping[str, Snapshot], names: Mapping[str, str]) -> list[
 
 
 def _topic_states(snapshots: Mapping[str, Snapshot], exact: bool) -> dict[str, TopicState]:
-    """Return the topics whose log ends may be lower than group offsets. Only an `exact` cut has such topics."""
+    """Return the topics whose log end offsets may be lower than group offsets. This is only possible if the cut is
+    `exact`.
+    """
     return {name: snapshot.state for name, snapshot in snapshots.items()} if exact else {}
 
 
@@ -386,10 +388,10 @@ class _RestoreRun:
                     f"{self.target.location} became another root before the restore was finished; restore to an "
                     "empty directory"
                 )
-            # The restore was complete when it was killed, so only the plan must be deleted.
+            # The restore was already complete when the process was killed, so only the plan must be deleted.
             snapshots = _snapshots(self.source, versions)
             self.target.delete(naming.RESTORE_KEY)
-            # Report the offsets that the earlier run moved, if the source still has the entries.
+            # Report the offsets that the earlier run changed, if the source still contains the group entries.
             groups = self.plan.groups.items() if self.plan.exact else ()
             states = (EntryChain(self.source, GROUPS, name).state_at(number) for name, number in groups)
             moved = _moved(filter(None, states), _topic_states(snapshots, True))
@@ -398,7 +400,7 @@ class _RestoreRun:
         try:
             snapshots = _snapshots(self.source, versions)
             files = _files(snapshots, self.names)
-            # Copy entries first, because no lease protects them and copying files can take days.
+            # Copy the entries first, because leases do not protect entries, and copying the files can take days.
             self._write_defaults()
             decisions = self._write_decisions()
             moved = self._write_groups(_topic_states(snapshots, self.plan.exact))
@@ -429,7 +431,7 @@ class _RestoreRun:
         return decisions
 
     def _write_defaults(self) -> None:
-        """Write the root defaults of the source as the first entry of the new root's defaults."""
+        """Write the root defaults of the source as the first entry in the new root."""
         if self.plan.defaults is not None:
             first = replace(self._entry(DEFAULTS, ID, self.plan.defaults), number=0, prev_crc=None)
             self._put(naming.commit_key(DEFAULTS.prefix(ID), 0), DEFAULTS.table.encode(first))
@@ -471,8 +473,8 @@ class _RestoreRun:
         data = read_if_there(self.source, key)
         if data is None or snapshot.version > 0:
             return restored, data
-        # There are no earlier commits, so the state follows from this commit alone. A clone's commit references files
-        # of its source, so encode the commit again with the clone's own files.
+        # There are no earlier commits, so this commit determines the state. The commit of a clone references files of
+        # the source, so encode the commit again with the clone's own files.
         data = encode_commit(with_own_files(decode_commit(data, key, 0)))
         commit = decode_commit(data, naming.commit_key(restored.topic, 0), 0)
         state = EMPTY.apply(commit)
@@ -485,7 +487,7 @@ class _RestoreRun:
         return entry
 
     def _put_entries(self, kind: EntryKind[E], state: E, renamed: Callable[[E], E]) -> None:
-        """Write an entry, its predecessor and copies of both, because earlier entries are not restored."""
+        """Write an entry and the previous entry, and a copy of each entry, because earlier entries are not restored."""
         if state.number < 0:
             return
         prefix = kind.prefix(state.id)

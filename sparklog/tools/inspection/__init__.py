@@ -1,5 +1,5 @@
-"""Inspection of log files.
+"""Inspect log files.
 
-`inspect` returns batches, files, gaps, transactions and indexes as Arrow tables. `dump` prints files as lines of
-Kafka's DumpLogSegments tool.
+The module `inspect` returns batches, files, gaps, transactions and indexes as Arrow tables. The module `dump` prints
+files in the format of Kafka's DumpLogSegments tool.
 """

@@ -1,13 +1,14 @@
-"""The batches of a partition as a table with one row per batch: the header fields and statistics about the records.
+"""Return the batches of a partition as a table. The row of a batch contains the header fields and statistics about the
+records.
 
-A partition is a list of batch ranges in offset order. Each range covers contiguous, complete batches of one file. In
-a Kafka log directory, a range is a segment up to the end of the log. In a root, a range is a slice of an append file or
-of a sealed segment. A range also has properties that the batches do not contain: the shift of their offsets, their
-append time, and the transaction that wrote them.
+A partition is a list of batch ranges in offset order. Each range covers contiguous, complete batches of one file. In a
+Kafka log directory, a range is a segment up to the end of the log. In a root, a range is a slice of an append file or
+of a sealed segment. A range also has properties that the batches do not contain: the offset shift, the append time, and
+the transaction that wrote the batches.
 
 Checksums are verified. All batches are returned as the producer wrote them, independent of the isolation level. Records
-are processed by kernels and numpy in windows. For each key, only a hash is kept to count the keys of a partition, and
-the bytes of the largest keys.
+are processed in windows by compiled kernels and numpy. For each key, only a hash is stored, in order to count the keys
+of a partition. The bytes of a key are stored only for the largest keys.
 """
 
 from __future__ import annotations
@@ -47,7 +48,7 @@ _OUTCOMES = {OPEN: "open", COMMITTED: "committed", ABORTED: "aborted"}
 
 @dataclass(frozen=True, slots=True)
 class BatchRange:
-    """Bytes `[position, position + size)` of an object, which are complete batches of a partition.
+    """A range of bytes `[position, position + size)` in an object that contains complete batches of a partition.
 
     Attributes:
         name: the path of the file relative to the directory of the topic or partition.
@@ -127,7 +128,8 @@ def root_partition(snapshot: Snapshot, partition: int, bounds: Bounds) -> Partit
 
 
 def file_partitions(path: AnyPath) -> list[PartitionLog]:
-    """Return the partitions in a file. A `.log` segment contains one partition, an append file one or more.
+    """Return the partitions in a file. A `.log` segment contains one partition. An append file contains one or more
+    partitions.
 
     The outcomes of transactions in a segment are determined from all segments in its directory. Offsets in an append
     file start at 0, because commits assign the actual offsets. Raises `NotFound` if the file does not exist, and
@@ -173,7 +175,7 @@ def _append_file(store: Store, name: str) -> list[PartitionLog]:
 
 
 NO_TIMESTAMP = -1
-# The hash is only used to count keys, so deliberate collisions, which a fixed seed allows, are harmless.
+# A fixed seed allows deliberate collisions. They are harmless, because the hash is only used to count keys.
 _HASH_KEY = HashKey(0, 0)
 TIME = pa.timestamp("ms", tz="UTC")
 OUTCOMES = ("plain", "committed", "aborted", "open", "marker")
@@ -184,10 +186,10 @@ SCHEMA = pa.schema(
     [
         ("topic", pa.string()),
         ("partition", pa.int32()),
-        ("file", pa.string()),  # same as `BatchRange.name`
+        ("file", pa.string()),  # the value of `BatchRange.name`
         ("position", pa.int64()),  # byte position of the batch in the file
         ("size", pa.int64()),
-        # inclusive, as `last_offset`; cleaning may have removed the records at these offsets
+        # `base_offset` and `last_offset` are inclusive; cleaning may have removed the records at these offsets
         ("base_offset", pa.int64()),
         ("last_offset", pa.int64()),
         ("records", pa.int32()),  # number of records that cleaning has not removed
@@ -197,18 +199,18 @@ SCHEMA = pa.schema(
         ("codec", pa.string()),  # none, gzip, snappy, lz4 or zstd
         ("uncompressed_bytes", pa.int64()),  # uncompressed size of the records
         ("ratio", pa.float64()),  # uncompressed bytes divided by stored bytes; 1 for uncompressed batches
-        ("keys_distinct", pa.int64()),  # this column and the following columns only include data records
+        ("keys_distinct", pa.int64()),  # this column and the following columns include only data records
         ("keys_null", pa.int64()),
         ("keys_new", pa.int64()),  # number of keys that do not occur in earlier batches of the partition
         ("keys_latest", pa.int64()),  # number of records that are the latest of their key, which compaction keeps
         ("key_bytes", pa.int64()),
         ("tombstones", pa.int64()),  # number of records with a null value
-        ("min_timestamp", TIME),  # null, as `max_timestamp`, if no record has a timestamp
+        ("min_timestamp", TIME),  # `min_timestamp` and `max_timestamp` are null if no record has a timestamp
         ("max_timestamp", TIME),
         ("timestamp_type", pa.string()),  # CreateTime or LogAppendTime; null in format v0
         ("late_records", pa.int64()),  # number of records that are older than an earlier record of the partition
         ("latest_by_ms", pa.int64()),  # maximum delay of a late record in milliseconds
-        ("leader_epoch", pa.int32()),  # -1 if not set, as in the next three columns
+        ("leader_epoch", pa.int32()),  # this column and the next three columns are -1 if the value is not set
         ("producer_id", pa.int64()),
         ("producer_epoch", pa.int16()),
         ("base_sequence", pa.int32()),
@@ -217,7 +219,8 @@ SCHEMA = pa.schema(
         ("control", pa.string()),  # commit, abort or another control type; null for data batches
         ("outcome", pa.string()),  # plain, committed, aborted or open; marker for control batches
         ("delete_horizon", TIME),  # time at which cleaning may remove tombstones or the marker; null if not set
-        # reason why the batch cannot be read; null for valid batches. If set, columns about records are null
+        # reason why the batch cannot be read; null for valid batches. If the reason is set, the columns about records
+        # are null
         ("damage", pa.string()),
     ]
 )
@@ -237,7 +240,7 @@ KEYS = pa.schema(
 """One row per key and partition, the largest key first. `bytes` is the uncompressed size of the records of the key."""
 
 MAX_KEYS = 1 << 18
-"""Maximum number of keys to keep per partition. If it is exceeded, the smallest keys are dropped."""
+"""Maximum number of keys to store per partition. If this number is exceeded, the smallest keys are dropped."""
 
 
 @dataclass
@@ -251,7 +254,7 @@ class HotKeys:
         """Add the records with keys (`keyed`, bool[n]). `hashes` (uint64[n]) are the hashes of the keys."""
         rows = np.flatnonzero(keyed)
         _, first, group = np.unique(hashes[rows], return_index=True, return_inverse=True)
-        # Keys with the same hash are counted as the first of these keys.
+        # If several keys have the same hash, they are counted as the first key.
         start, length = records.key_start[rows[first]], records.key_length[rows[first]]
         data = body.data.data
         keys = [bytes(data[low : low + size]) for low, size in zip(start.tolist(), length.tolist(), strict=True)]
@@ -349,7 +352,9 @@ class RecordStatistics:
         }
 
     def _behind(self, times: Int64Array) -> Int64Array:
-        """Return the number of ms by which each record is older than the maximum timestamp of earlier records."""
+        """Return the difference in ms between the maximum timestamp of earlier records and the timestamp of each
+        record.
+        """
         if not len(times):
             return times
         running = np.maximum(np.maximum.accumulate(times), self.latest_timestamp)
@@ -357,7 +362,7 @@ class RecordStatistics:
         return np.where(times > NO_TIMESTAMP, running - times, 0)
 
     def key_counts(self, ignored: npt.NDArray[np.bool_]) -> tuple[Int64Array, Int64Array]:
-        """Return two counts for each batch: the first records of their keys, and the latest records of their keys.
+        """For each batch, count the records that are the first or the latest record of their key. Return both counts.
 
         `ignored` (bool[batches]) is True for batches whose records are not visible.
         """
@@ -377,8 +382,8 @@ class RecordStatistics:
 
 
 def _bisect_failures(rows: Int64Array, work: Callable[[Int64Array], None]) -> dict[int, str]:
-    """Call `work` with all rows. If it fails, call it with each half of the rows. Return the errors of single rows by
-    row.
+    """Call `work` with all rows. If the call fails, call `work` with each half of the rows. Return the errors of
+    individual rows, by row.
     """
     damage: dict[int, str] = {}
     pending = [rows] if len(rows) else []
@@ -404,9 +409,11 @@ def _distinct(batch: npt.NDArray[np.int32], hashes: npt.NDArray[np.uint64], batc
 
 
 def batch_table(log: PartitionLog) -> tuple[pa.Table, pa.Table, dict[str, str]]:
-    """Return the batches (`SCHEMA`) and keys (`KEYS`) of a partition in offset order, and corruption by file name.
+    """Return the batches (`SCHEMA`) and keys (`KEYS`) of a partition in offset order, and the errors for corrupt files
+    by file name.
 
-    Corruption is not raised. Raises `NotFound` if a file does not exist, and `Unavailable` if a file cannot be read.
+    An error for a corrupt file is returned and not raised. Raises `NotFound` if a file does not exist, and
+    `Unavailable` if a file cannot be read.
     """
     columns = _BatchColumns(log)
     stops: dict[str, str] = {}
@@ -429,7 +436,7 @@ def batch_table(log: PartitionLog) -> tuple[pa.Table, pa.Table, dict[str, str]]:
 
 @dataclass
 class _BatchColumns:
-    """Collects the columns of a partition's batches in windows."""
+    """Collects the columns for the batches of a partition, window by window."""
 
     log: PartitionLog
     statistics: RecordStatistics = field(default_factory=RecordStatistics)

@@ -1,4 +1,4 @@
-"""The columns of record batches that `dump-log` and the tables of `inspect` have in common."""
+"""Columns of record batches that both `dump-log` and `inspect` use."""
 
 from __future__ import annotations
 
@@ -38,8 +38,8 @@ def header_columns(window: Window) -> dict[str, Int64Array]:
 
 
 def per_batch(ufunc: np.ufunc, values: Int64Array, rows: Int64Array, none: int) -> Int64Array:
-    """Reduce the values of each batch to one value. `rows` contains the number of values of each batch. The result for
-    a batch without values is `none`.
+    """Reduce the values of each batch to one value. `rows` contains the number of values in each batch. If a batch does
+    not have values, the result is `none`.
     """
     reduced = np.full(len(rows), none, np.int64)
     has_values = rows > 0

@@ -1,12 +1,12 @@
-"""`dump-log`: print files as lines of Kafka's DumpLogSegments tool or as JSON objects.
+"""Print files in the format of Kafka's DumpLogSegments tool or as JSON objects, for `dump-log`.
 
     for line in dump(find(["/data/log/orders-0"]), DumpOptions()):
         print(line.text)
 
-For intact files, the output is the same as that of Kafka's tool: the contents are printed to standard output, and the
-findings of all files to standard error at the end. The lines of a corrupt file end at the first byte that cannot be
-read. The other files are still printed, and the error is raised at the end. The following files are not supported by
-Kafka's tool:
+For intact files, the output is the same as the output of Kafka's tool. The contents are printed to standard output, and
+then the findings of all files are printed to standard error. The output for a corrupt file ends at the first byte that
+cannot be read. The other files are still printed, and the error is raised at the end. The following files are not
+supported by Kafka's tool:
 
 | file                                    | lines                                                              |
 |-----------------------------------------|--------------------------------------------------------------------|

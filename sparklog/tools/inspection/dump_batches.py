@@ -1,4 +1,4 @@
-"""Print a `.log` file or a snapshot of Kafka's metadata log as lines of Kafka's DumpLogSegments tool or as JSON
+"""Print a `.log` file or a snapshot of Kafka's metadata log in the format of Kafka's DumpLogSegments tool or as JSON
 objects.
 
 | mode          | lines                                                       |
@@ -7,8 +7,8 @@ objects.
 | deep          | one line per batch and one line per record                  |
 | with contents | as deep, with the decoded key and value of each record      |
 
-Checksums are printed but not enforced: the records of a batch with a wrong checksum are printed if they can be decoded.
-If bytes are not a batch, or if records cannot be decoded, the lines end with a `Corrupt` error.
+Checksums are printed but not enforced. The records of a batch with a wrong checksum are printed if they can be decoded.
+If bytes are not a batch, or if records cannot be decoded, a `Corrupt` error is raised after the last line.
 
 For speed, batches are read and decoded in windows, and each line is formatted with a single f-string.
 """
@@ -46,7 +46,7 @@ TIME_TYPES = {-1: "NoTimestampType", 0: "CreateTime", 1: "LogAppendTime"}
 
 @dataclass(frozen=True, slots=True)
 class LogOptions:
-    """The parts of a log to print.
+    """Options that determine which parts of a log are printed.
 
     Attributes:
         deep: print records.
@@ -66,7 +66,7 @@ class LogOptions:
 
 @dataclass(slots=True)
 class OffsetGaps:
-    """Pairs of adjacent records of a file whose offsets are not consecutive."""
+    """Collects pairs of adjacent records in a file whose offsets are not consecutive."""
 
     gaps: list[tuple[int, int]] = field(default_factory=list)
     last: int = -1
@@ -81,7 +81,7 @@ class OffsetGaps:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class DumpWindow(Window):
-    """Batches of a file to print. `valid` is True for batches with a valid checksum."""
+    """Batches of a file to print. `valid` is True for each batch with a valid checksum."""
 
     valid: BoolArray
 
@@ -107,8 +107,8 @@ class LogWalk:
         return self._walk.end
 
     def __iter__(self) -> Iterator[DumpWindow]:
-        """Yield windows. Raises `Corrupt` after the last window, unless the file ends there or with an incomplete
-        batch.
+        """Yield windows. Raises `Corrupt` after the last window, unless the file ends after this window or with an
+        incomplete batch.
         """
         for window in self._walk:
             yield from self._known_codecs(window)

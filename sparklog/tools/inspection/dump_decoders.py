@@ -1,7 +1,7 @@
 """Decoders of keys and values for `dump-log`: strings, integers, and records of Kafka's internal topics.
 
-A decoder converts bytes to the printed text and to a JSON value. It has a short name, and the name of the class that
-Kafka's tool accepts for --key-decoder-class and --value-decoder-class:
+A decoder converts bytes to the printed text and to a JSON value. A decoder is selected by its short name, or by the
+class name that Kafka's tool accepts for --key-decoder-class and --value-decoder-class:
 
 | name          | class                                     | output                                                   |
 |---------------|-------------------------------------------|----------------------------------------------------------|
@@ -38,7 +38,7 @@ from sparklog.kafka.messages.message_schema import (
 )
 
 Shown: TypeAlias = tuple[str, Any]
-"""The printed text and the JSON value."""
+"""The printed text and the JSON value of a key or value."""
 Decoder: TypeAlias = Callable[[bytes], Shown]
 
 DELETE = "<DELETE>"
@@ -51,7 +51,8 @@ _CONTROL = {
 
 
 Decoders: TypeAlias = Callable[[int, bytes | None, bytes | None], tuple[Shown | None, Shown | None]]
-"""A function that decodes the key and the value of the record at an offset. None means that nothing is printed."""
+"""A function that decodes the key and the value of the record at an offset. If the result is None, nothing is printed.
+"""
 
 
 def _same(text: str) -> Shown:

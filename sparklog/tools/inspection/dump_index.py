@@ -32,8 +32,8 @@ class FindingKind(NamedTuple):
 
     Attributes:
         name: the name of the kind in JSON.
-        title: Kafka's heading for a file.
-        line: Kafka's line for a pair of numbers.
+        title: the heading that Kafka's tool prints for a file.
+        line: the line that Kafka's tool prints for a pair of numbers.
         members: the names of the two numbers in JSON.
     """
 
@@ -73,7 +73,7 @@ _KINDS = (OFFSET_MISMATCH, TIMESTAMP_MISMATCH, TIMESTAMP_ORDER, NOT_FOUND, GAP)
 
 @dataclass(slots=True)
 class Findings:
-    """Pairs of mismatching numbers by kind and file, in file order."""
+    """Collects pairs of mismatching numbers by kind and file, in file order."""
 
     pairs: dict[tuple[FindingKind, str], list[tuple[int, int]]] = field(default_factory=dict)
 
@@ -101,11 +101,11 @@ class Findings:
 
 @dataclass(frozen=True, slots=True)
 class IndexOptions:
-    """The parts of an index to print.
+    """Options that determine which parts of an index are printed.
 
     Attributes:
         sanity: only perform the sanity check of a starting broker.
-        verify: print findings but no entries.
+        verify: print only findings.
         max_message_size: the maximum size of a batch that an entry of an `.index` file refers to.
     """
 
@@ -149,7 +149,7 @@ class _Entries:
 
 
 def index_rows(source: DumpFile, findings: Findings, options: IndexOptions) -> Iterator[Row]:
-    """Yield the lines of an `.index` file. Raises `Corrupt` at an entry whose position is not that of a batch."""
+    """Yield the lines of an `.index` file. Raises `Corrupt` if no batch starts at the position of an entry."""
     log = _Log(source)
     entries = _Entries.read(source, _OFFSET_ENTRY)
     if not len(entries.offsets):
@@ -173,7 +173,7 @@ def index_rows(source: DumpFile, findings: Findings, options: IndexOptions) -> I
 
 
 def time_index_rows(source: DumpFile, findings: Findings, options: IndexOptions) -> Iterator[Row]:
-    """Yield the lines of a `.timeindex` file. Raises `Corrupt` at an entry whose batch cannot be decoded."""
+    """Yield the lines of a `.timeindex` file. Raises `Corrupt` if the batch of an entry cannot be decoded."""
     entries = _Entries.read(source, _TIME_ENTRY)
     if options.sanity:
         if len(entries.values) and entries.values[-1] < entries.values[0]:
@@ -202,7 +202,7 @@ def time_index_rows(source: DumpFile, findings: Findings, options: IndexOptions)
 
 
 def _positions(index: DumpFile, offsets: Int64Array) -> list[int]:
-    """Return the position of the index entry at or before each offset, or 0 if there is no such entry."""
+    """Return the position in the last index entry at or before each offset, or 0 if no entry precedes the offset."""
     if index.store.stat(index.key) is None:
         return [0] * len(offsets)
     entries = _Entries.read(index, _OFFSET_ENTRY).used()
@@ -214,7 +214,7 @@ def _positions(index: DumpFile, offsets: Int64Array) -> list[int]:
 def transaction_index_rows(source: DumpFile) -> Iterator[Row]:
     """Yield the lines of a `.txnindex` file.
 
-    Raises `Corrupt` at an entry with an unsupported version and at extra bytes after the last entry.
+    Raises `Corrupt` if an entry has an unsupported version, or if the last entry is followed by extra bytes.
     """
     data = source.read()
     names = ("version", "producerId", "firstOffset", "lastOffset", "lastStableOffset")
@@ -260,14 +260,15 @@ def snapshot_rows(source: DumpFile) -> Iterator[Row]:
 
 @dataclass(frozen=True, slots=True)
 class _BatchRange:
-    """Adjacent batches of a `.log` file.
+    """Adjacent batches in a `.log` file.
 
     Attributes:
         starts: the position of each batch, int64[n].
         sizes: the size of each batch, int64[n].
         lasts: the last offset of each batch, int64[n].
         ends: the maximum last offset up to each batch, int64[n].
-        damage: the reason why the range ends as text for an error message; empty at the end of the log.
+        damage: the reason why the range ends, as part of an error message; empty if the range ends at the end of the
+            log.
         latest: the maximum timestamp of requested batches by position.
     """
 
@@ -306,8 +307,8 @@ class _BatchRange:
 
 
 class _Log:
-    """The `.log` file of a segment: batches from byte 0 on and, after corrupt bytes, from the positions of index
-    entries.
+    """The `.log` file of a segment. Batches are read from the start of the file. After corrupt bytes, batches are read
+    from the positions in the index.
     """
 
     def __init__(self, index: DumpFile, requested: Int64Array | None = None) -> None:
@@ -331,10 +332,11 @@ class _Log:
         return int(batches.lasts[row])
 
     def batch_of(self, offset: int, position: int) -> tuple[int, int]:
-        """Find the first batch after a position that reaches an offset. Return its last offset and maximum timestamp.
+        """Find the first batch after a position whose last offset is at least the given offset. Return the last offset
+        and the maximum timestamp of this batch.
 
-        Both are -1 if there is no such batch. The timestamp is -1 if the batch has no records. Raises `Corrupt` if the
-        records cannot be decoded.
+        Both values are -1 if no batch is found. The timestamp is -1 if the batch does not have records. Raises
+        `Corrupt` if the records cannot be decoded.
         """
         batches, first = self._find(position)
         row = len(batches.lasts) if first is None else max(first, int(np.searchsorted(batches.ends, offset)))
@@ -349,7 +351,7 @@ class _Log:
         return last, batches.latest[start] if last == offset else -1
 
     def _find(self, position: int) -> tuple[_BatchRange, int | None]:
-        """Return the range and the row of the batch at a position. The row is None if no batch starts there."""
+        """Return the range and the row of the batch at a position. The row is None if no batch starts at this position."""
         for batches in self._ranges:
             row = batches.row_at(position)
             if row is not None:

@@ -1,4 +1,4 @@
-"""The files that `dump-log` prints. They are found by path in a file system or a store."""
+"""Find the files to print with `dump-log` by their path in a file system or a store."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ _ORDER = (*SEGMENT_SUFFIXES, "snapshot")
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """A line as text and as a JSON object. The object is empty if the previous object contains the contents of the
-    line.
+    """A line as text and as a JSON object. The JSON object is empty if the previous object already contains the
+    contents of the line.
     """
 
     text: str
@@ -66,7 +66,9 @@ class DumpFile:
 
     @property
     def base_offset(self) -> int:
-        """The base offset in the name of a segment file. Raises `BadRequest` for other names."""
+        """The base offset in the name of a segment file. Raises `BadRequest` if the file name does not contain an
+        offset.
+        """
         if not (self.stem.isascii() and self.stem.isdigit()):
             raise BadRequest(
                 f"{self.shown} is not a segment file, because its name does not start with a base offset of 20 digits"
@@ -81,7 +83,7 @@ class DumpFile:
         return info.size
 
     def read(self, position: int = 0, length: int | None = None) -> bytes:
-        """Return the bytes from `position` on. Fewer than `length` bytes are returned only at the end of the file."""
+        """Return `length` bytes starting at `position`. Fewer bytes are returned only at the end of the file."""
         return self.store.get(self.key, position, length)
 
     def with_suffix(self, suffix: str) -> DumpFile:
@@ -92,7 +94,7 @@ class DumpFile:
 
 
 class ObjectBatches(BatchFile):
-    """The batches of an object up to byte `end`."""
+    """Iterates over the batches in an object up to position `end`."""
 
     def __init__(self, source: DumpFile, end: int) -> None:
         self.path, self.size = source.shown, end
@@ -105,8 +107,9 @@ class ObjectBatches(BatchFile):
 def find(paths: Sequence[str], root: str | None = None) -> list[DumpFile]:
     """Return the files at the given paths, in the given order. If `root` is given, paths are keys in this root.
 
-    The path of a partition, topic, log directory or root stands for all supported files in the directory, sorted by
-    directory and base offset. Raises `NotFound` if a path does not exist or a directory has no supported files.
+    If a path is the directory of a partition, topic, log directory or root, all supported files in the directory are
+    returned, sorted by directory and base offset. Raises `NotFound` if a path does not exist, or if a directory does
+    not contain supported files.
     """
     sources: list[DumpFile] = []
     for path in paths:

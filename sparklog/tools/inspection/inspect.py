@@ -1,4 +1,4 @@
-"""Tables about a topic, a partition or a file: batches, files with their indexes, gaps, transactions and keys.
+"""Return tables of the batches, files, indexes, gaps, transactions and keys of a topic, a partition or a file.
 
 tables = inspect_topic(open_view(resolve("/data/kafka-logs"), tailing=False), "orders")
 tables.batches.group_by("codec").aggregate([("size", "sum")])
@@ -47,8 +47,8 @@ def _fields(kind: pa.DataType, *names: str) -> _Fields:
 _PARTITION: _Fields = [("topic", pa.string()), ("partition", pa.int32())]
 
 GAPS = pa.schema([*_PARTITION, *_fields(pa.int64(), "start", "end", "missing"), ("where", pa.string())])
-"""Gaps: offsets `[start, end)`, of which `missing` offsets have no record. Between batches, all offsets are missing;
-inside a batch, some offsets are missing.
+"""One row per gap. A gap is an offset range `[start, end)` in which `missing` offsets do not have a record. All offsets
+of a gap between batches are missing. Some offsets of a gap inside a batch are missing.
 """
 
 TRANSACTIONS = pa.schema(
@@ -80,8 +80,8 @@ FILES = pa.schema(
 
 _ENTRY = [*_fields(pa.int64(), "offset", "position"), ("timestamp", TIME)]
 INDEX = pa.schema([*_PARTITION, *_fields(pa.string(), "file", "index"), *_ENTRY])
-"""The entries of `.index` files (offset and position), `.timeindex` files (timestamp and offset) and footers (all
-three).
+"""One row per entry of an `.index` file (offset and position), a `.timeindex` file (timestamp and offset) or a footer
+(offset, position and timestamp).
 """
 
 BOUNDS = pa.schema([*_PARTITION, *_fields(pa.int64(), "log_start", "last_stable", "log_end")])
@@ -113,7 +113,7 @@ def transaction_table(batches: pa.Table) -> pa.Table:
     """Return the transactions in the batches of a partition, sorted by first offset.
 
     A Kafka transaction consists of the batches of a producer up to a marker. A sparklog transaction consists of the
-    batches that it has written.
+    batches that were written in the transaction.
     """
     relevant = batches.filter(
         pc.or_(batches["transactional"], pc.is_in(batches["control"], pa.array(["commit", "abort"], pa.string())))
@@ -127,13 +127,14 @@ def transaction_table(batches: pa.Table) -> pa.Table:
     order = np.lexsort((relevant["base_offset"].to_numpy(), producer, owner))
     relevant = relevant.take(pa.array(order))
     marker, owner, producer = marker[order], owner[order], producer[order]
-    # A transaction starts after a marker, or if the owner changes.
+    # A new transaction starts after a marker or when the owner changes.
     starts = np.ones(len(order), np.bool_)
     starts[1:] = (owner[1:] != owner[:-1]) | (producer[1:] != producer[:-1]) | marker[:-1]
     first = np.flatnonzero(starts)
     last = np.append(first[1:], len(order)) - 1
     table = _transactions(relevant, first, last, marker)
-    # Drop markers of transactions without records in this partition, and of transactions whose records were cleaned.
+    # Drop a marker if its transaction does not have records in this partition, for example because the records were
+    # cleaned.
     return table.filter(pc.greater(table["batches"], 0)).sort_by("first_offset")
 
 
@@ -170,7 +171,7 @@ def _transactions(rows: pa.Table, first: Int64Array, last: Int64Array, marker: B
 
 
 def file_tables(log: PartitionLog, batches: pa.Table, stops: dict[str, str]) -> tuple[pa.Table, pa.Table]:
-    """Return the files of a partition in offset order (`FILES`), and the entries of their indexes (`INDEX`)."""
+    """Return the files of a partition in offset order (`FILES`), and the index entries of these files (`INDEX`)."""
     files: dict[str, list[BatchRange]] = {}
     for batch_range in log.ranges:
         files.setdefault(batch_range.name, []).append(batch_range)
@@ -290,7 +291,7 @@ def inspect_topic(view: LogView, topic: str, partitions: Sequence[int] | None = 
     """Inspect all or some partitions of a topic in a root or a Kafka log directory. All bytes of the partitions are
     read.
 
-    Raises `NotFound` if the topic or a partition does not exist, and `BadRequest` for other views.
+    Raises `NotFound` if the topic or a partition does not exist, and `BadRequest` if the view is not supported.
     """
     view.refresh([topic])
     bounds = view.bounds(topic)

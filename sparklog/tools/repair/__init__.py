@@ -1,1 +1,1 @@
-"""Repair: rebuild damaged objects from intact ones, set unreferenced files aside, and report remaining damage."""
+"""Rebuild damaged objects from intact objects, set unreferenced files aside, and report the remaining damage."""

@@ -1,13 +1,14 @@
-"""Rebuild lost commits of a topic from copies of their documents that later commits embed.
+"""Rebuild lost commits of a topic from the copies of their documents in later commits.
 
-1. Read the documents of the missing versions from a later commit that embeds them. They must be links of the chain: the
-   first document contains the CRC-32C of the commit before the gap, and the commit after the gap contains the CRC-32C
-   of the last document. A document determines the CRC-32C of the entire commit object, so the rest of the object need
-   not be intact.
-2. Encode the embedded commits of each lost commit again from the earlier documents. The result must have the length
-   and the CRC-32C in the document of the lost commit.
-3. Replace inline records of a lost commit with zeros of the same length, because they are not stored anywhere else.
-   The log can then be read and written again. Reads of the lost offsets fail, and `verify` reports them.
+1. Read the documents of the missing versions from a later commit that embeds them. The documents must belong to the
+   chain: the first document contains the CRC-32C of the commit before the gap, and the commit after the gap contains
+   the CRC-32C of the last document. A document determines the CRC-32C of the entire commit object, so the document can
+   be used even if the rest of the later commit is damaged.
+2. Encode the embedded commits of each lost commit again from the earlier documents. The length and the CRC-32C of the
+   result must be equal to the values in the document of the lost commit.
+3. Replace the inline records of a lost commit with zeros of the same length, because the records are not stored
+   anywhere else. The log can then be read and written again. Reads of the lost offsets fail, and `verify` reports these
+   offsets.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ MAX_SHOWN_RANGES = 8
 
 
 def fix_missing_commit(store: Store, key: str) -> Fix | None:
-    """Return the fix of a missing commit and of the missing commits that follow it, or None if there is no fix."""
+    """Return the fix for a missing commit and the missing commits that follow it, or None if they cannot be fixed."""
     topic, number = key_topic(key), entry_number(key)
     if topic is None or number is None or store.stat(key) is not None:
         return None
@@ -70,7 +71,7 @@ def fix_missing_commit(store: Store, key: str) -> Fix | None:
 def _documents(store: Store, topic: str, first: int, after: int) -> dict[int, bytes] | None:
     """Return the documents of the missing numbers `[first, after)` and known documents of earlier commits.
 
-    Returns None if no commit embeds all missing documents as links of the chain.
+    Returns None if no commit embeds all missing documents, or if the documents do not belong to the chain.
     """
     earlier = {
         number: data
@@ -102,7 +103,9 @@ def _documents(store: Store, topic: str, first: int, after: int) -> dict[int, by
 
 
 def _embedded_again(commit: Commit, documents: Mapping[int, bytes]) -> bytes:
-    """Encode the embedded commits of a commit again. Return zeros, which readers ignore, if the bytes would differ."""
+    """Encode the embedded commits of a commit again. If the bytes differ from the original bytes, return zeros, which
+    readers ignore.
+    """
     embedded = commit.embedded
     if embedded is None:
         return b""

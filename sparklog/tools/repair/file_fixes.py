@@ -7,10 +7,10 @@
 | `.bloom`                            | the keys of the slices that have a filter                                      |
 | footer of an append file            | the slices and their descriptions in commits, if these cover the entire file   |
 
-The commit contains a checksum of the segment's index files. For each value of `index.interval.bytes`, the batches
-determine the indexes; indexes with the right checksum are the original bytes. If no value yields this checksum, for
-example because an imported index was written by a follower and has entries for several batches, new indexes with valid
-entries are written.
+The commit contains a checksum of the segment's index files. The indexes are rebuilt from the batches for each value of
+`index.interval.bytes`. If the rebuilt indexes match the checksum, they are equal to the original indexes. If no value
+results in this checksum, new indexes with valid entries are written. For example, an imported index may have been
+written by a follower and contain entries for several batches.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ MAX_BATCHES = 10_000
 
 
 def fix_flipped_bits(store: Store, key: str, findings: Sequence[Finding]) -> Fix | None:
-    """Return the fix of an object if single flipped bits explain all checksum mismatches, or None."""
+    """Return the fix of an object if single flipped bits explain all checksum mismatches. Otherwise return None."""
     info = store.stat(key)
     bits = {(finding.position or 0, finding.bit) for finding in findings if finding.bit is not None}
     if info is None:
@@ -74,7 +74,7 @@ class FileFixes:
     topic: Snapshot | None
 
     def fixes(self, damaged: Sequence[str]) -> list[Fix]:
-        """Return the fixes of damaged objects, which are the data file or its auxiliary files."""
+        """Return the fixes of the damaged objects. Each object is the data file or an auxiliary file."""
         fixes: list[Fix | None] = []
         if self.file.key in damaged:
             fixes.append(self._truncation() or self._footer())
@@ -86,7 +86,7 @@ class FileFixes:
         return [replace(fix, damaged=(fix.key,)) for fix in fixes if fix is not None]
 
     def _batches(self, claim: SliceClaim, *, keyed: bool = False) -> CollectedBatches | None:
-        """Return the batches of a slice, with their keys if `keyed` is True. Return None if the slice is corrupt."""
+        """Return the batches of a slice, including the keys if `keyed` is True. Return None if the slice is corrupt."""
         checked, batches = CheckedFile(self.store, self.file, silent), CollectedBatches()
         batches.keys = FilterBuilder() if keyed else None
         try:
@@ -126,7 +126,9 @@ class FileFixes:
         return fix
 
     def _has_footer(self, start: int) -> bool:
-        """Return True if the footer of the file is intact, in which case a commit that contradicts it may be wrong."""
+        """Return True if the footer of the file is intact. In this case, a commit that contradicts the footer may be
+        wrong.
+        """
         file, key = self.file, self.file.key
         try:
             decode_footer(self.store.get(key, start, file.footer_length), file_size=file.size, file=key)
@@ -153,7 +155,7 @@ class FileFixes:
         return WrittenSlice(**values, index=index, aborted=shifted)
 
     def _aborted(self, claim: SliceClaim) -> AbortedTransactions | None:
-        """Return the transactions whose ABORT marker is in a slice, or None if the log cannot be read."""
+        """Return the transactions whose ABORT markers are in a slice, or None if the log cannot be read."""
         if self.topic is None:
             return None
         rows = self.topic.slices.select(claim.partition)
@@ -223,7 +225,7 @@ class _Segment:
         return {}
 
     def with_right_entries(self, suffixes: Sequence[str]) -> dict[str, bytes]:
-        """Return new contents for the `suffixes` whose stored files are missing or have invalid entries."""
+        """Return new contents for the files with these `suffixes` that are missing or contain invalid entries."""
         offsets, times = build_indexes(self.base, self.batches, self.interval)
         new = {"index": offsets, "timeindex": times}
         if self.txnindex is not None and self.batches.aborts:
@@ -237,18 +239,20 @@ class _Segment:
         return bool(check_index(suffix, data, self.base, self.batches, file=self.file.index_key(suffix)))
 
     def _intervals(self) -> Iterator[int]:
-        """Yield each `index.interval.bytes` that results in a different index, likely values first."""
+        """Yield the values of `index.interval.bytes` that result in different indexes, starting with likely values."""
         yield from dict.fromkeys((self.interval, 4096))
         if len(self.position) <= MAX_BATCHES:
             yield from islice(_distinct_intervals(self.position), MAX_INTERVALS)
 
 
 def _distinct_intervals(positions: np.ndarray) -> Iterator[int]:
-    """Yield the smallest interval of each possible index of batches at these positions, in ascending order."""
+    """Yield the smallest interval that results in each possible index of batches at these positions, in ascending
+    order.
+    """
     interval = 0
     while True:
         yield interval
-        # Find the smallest larger interval whose index omits a batch that the current index contains.
+        # Find the next larger interval for which the index omits a batch that is in the current index.
         last, following = 0, 2**62
         while (row := int(np.searchsorted(positions, last + interval, side="right"))) < len(positions):
             following = min(following, int(positions[row]) - last)

@@ -1,4 +1,4 @@
-"""`dump_segment.ipynb`, its plotting modules and its example data, which a wheel installs from notebooks/.
+"""The notebook `dump_segment.ipynb`, its plotting modules and its example data. A wheel installs them from notebooks/.
 
     from sparklog.tools.inspection.notebook import overview, plots
 
@@ -11,7 +11,7 @@ FOLDER = Path(__file__).parent
 EXAMPLE = FOLDER / "kafka-log-dir"
 """A small log directory that was written by a Kafka broker."""
 if not EXAMPLE.is_dir():
-    # The package is imported from a checkout, not from an installed wheel.
+    # The package is imported from a checkout instead of an installed wheel.
     REPOSITORY = Path(__file__).parents[4]
     FOLDER, EXAMPLE = REPOSITORY / "notebooks", REPOSITORY / "examples" / "data" / EXAMPLE.name
     __path__.append(str(FOLDER))
