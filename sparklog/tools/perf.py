@@ -219,7 +219,7 @@ def consume(
     report: Callable[[ConsumeRun], object],
     interval_ms: float,
 ) -> ConsumeRun:
-    """Read `messages` records. Stop earlier if no record is received for `timeout_ms`. Call `report` for each interval."""
+    """Read `messages` records. Stop if no record is received for `timeout_ms`. Call `report` for each interval."""
     begin_ms, started = env.wall_ms(), env.boot_ms()
     last_received = reported = started
     reported_ms, joined_ms = begin_ms, None if not consumer.assignment() else 0.0

@@ -351,7 +351,10 @@ class _Log:
         return last, batches.latest[start] if last == offset else -1
 
     def _find(self, position: int) -> tuple[_BatchRange, int | None]:
-        """Return the range and the row of the batch at a position. The row is None if no batch starts at this position."""
+        """Return the range and the row of the batch at a position.
+
+        The row is None if no batch starts at the position.
+        """
         for batches in self._ranges:
             row = batches.row_at(position)
             if row is not None:
