@@ -1,6 +1,6 @@
 """The log: journals, the state of topics, reading and writing.
 
-From the lowest layer up: `journal` creates and reads numbered objects and knows nothing of topics. `state` is what a
-topic is at a version, and `decisions` has the outcomes of transactions. `read` and `write` use these. `topic` has the
-handles that users work with.
+The subpackages, from the lowest layer to the highest: `journal` creates and reads numbered objects, and does not depend
+on topics. `state` defines the state of a topic at a version, and `decisions` contains the outcomes of transactions.
+`read` and `write` use both. `topic` contains the public handles.
 """

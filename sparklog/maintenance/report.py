@@ -34,7 +34,7 @@ class Due:
     """Pending work that a config requires.
 
     Attributes:
-        since_ms: the time at which the work fell due according to record timestamps; -1 if unknown.
+        since_ms: the time at which the work fell due according to record timestamps, or -1 if unknown.
         sealing: True if sealing is sufficient.
     """
 

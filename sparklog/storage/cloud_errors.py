@@ -95,7 +95,7 @@ _RULES = (
 
 
 def status_of(error: BaseException) -> int | None:
-    """Return the HTTP status in an obstore error; None if there was no response."""
+    """Return the HTTP status in an obstore error, or None if there was no response."""
     match = _STATUS.search(str(error))
     return int(match[1] or match[2]) if match else None
 

@@ -260,7 +260,7 @@ class ObjectStore(Store):
         raise cloud_error(error, "create", key, self._url)
 
     def _put(self, key: str, data: bytes) -> Exception | None:
-        """Send one conditional PUT. Return its error; None if it succeeded."""
+        """Send one conditional PUT. Return its error, or None if it succeeded."""
         kind = "create" if len(data) <= _SMALL_BYTES else "create large"
         try:
             obstore.put(self._client(kind), key, data, mode="create", use_multipart=False)

@@ -98,7 +98,7 @@ class Guarantee:
 
 @dataclass(frozen=True, slots=True)
 class GuaranteeResult:
-    """A guarantee and the error of its test; None if the guarantee holds."""
+    """A guarantee and the error of its test, or None if the guarantee holds."""
 
     guarantee: Guarantee
     error: SparklogError | None

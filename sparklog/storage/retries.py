@@ -35,7 +35,7 @@ class Timer(Protocol):
         """Return a function that returns the time since this call in ms."""
 
     def uniform(self) -> float:
-        """Return a random number from 0 to 1."""
+        """Return a random number between 0 and 1."""
 
 
 @dataclass(frozen=True, slots=True)

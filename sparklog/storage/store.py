@@ -211,7 +211,7 @@ class Store(ABC):
 
     @abstractmethod
     def stat(self, key: str) -> ObjectInfo | None:
-        """Return the size and time of an object; None if it does not exist."""
+        """Return the size and time of an object, or None if it does not exist."""
 
     @abstractmethod
     def delete(self, key: str) -> None:
@@ -247,7 +247,7 @@ class Store(ABC):
 
     @property
     def needs_probe(self) -> bool:
-        """Return True if the guarantees must be tested before the first commit; False if they always hold."""
+        """Return True if the guarantees must be tested before the first commit, or False if they always hold."""
         return True
 
     @property

@@ -1,10 +1,10 @@
 """Entries of a transactional id's journal, `_transactions/<id>/_log`, and the steps from one state to the next.
 
-Each entry contains the complete state after it. docs/reference/format-transactions.md describes its fields. The state
-remains small because a COMMIT is pruned when all its participants (topics and groups) have recorded it. `newest` is the
-number of the latest decision. All transactions up to this number are decided, and all later transactions are undecided.
-If a decided transaction is not in `commits`, it was aborted, or it was committed and all its participants have recorded
-the COMMIT.
+Each entry contains the complete state of the id. docs/reference/format-transactions.md describes the fields of an
+entry. The state remains small because a COMMIT is pruned when all its participants (topics and groups) have recorded
+it. `newest` is the number of the latest decision. All transactions up to this number are decided, and all later
+transactions are undecided. If a decided transaction is not in `commits`, it was aborted, or it was committed and all
+its participants have recorded the COMMIT.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ class CommitDecision:
 
 @dataclass(frozen=True, slots=True)
 class Decisions(StateEntry):
-    """The latest entry of a transactional id, which is the state of the id."""
+    """The state of a transactional id, which its latest entry contains."""
 
     op: str = ""
     n: int | None = None
@@ -100,15 +100,17 @@ class Decisions(StateEntry):
     """In an archive (`expired_ids`), the latest entry of each expired id, as it was written."""
 
     def is_decided(self, n: int) -> bool:
-        """Return True if `n` is decided. A decision never changes."""
+        """Return True if transaction `n` is decided. A decision never changes."""
         return n <= self.newest
 
     def commit_of(self, n: int) -> CommitDecision | None:
-        """Return the COMMIT of `n`, or None if `n` is undecided or aborted, or if its COMMIT was pruned."""
+        """Return the COMMIT of transaction `n`, or None if `n` is undecided or aborted, or if its COMMIT was pruned."""
         return next((item for item in self.commits if item.n == n), None)
 
     def is_known_aborted(self, n: int) -> bool:
-        """Return True if `n` is known to be aborted. The COMMIT of an older transaction may have been pruned."""
+        """Return True if transaction `n` is known to be aborted. The COMMIT of an older transaction may have been
+        pruned.
+        """
         return n == self.newest and self.commit_of(n) is None
 
     def is_clear(self, n: int) -> bool:
@@ -116,7 +118,7 @@ class Decisions(StateEntry):
         return n == self.newest or self.commit_of(n) is not None
 
     def resolved(self, topic: str, topic_id: str, n: int) -> Resolved:
-        """Return the outcome of a decided `n`, in the form in which a topic records it."""
+        """Return the outcome of a decided transaction `n`, in the form in which a topic records an outcome."""
         committed = self.commit_of(n)
         if committed is None:
             return Resolved(self.id, n)
@@ -125,12 +127,12 @@ class Decisions(StateEntry):
         return Resolved(self.id, n, tuple(sorted(here)), siblings)
 
     def commits_group(self, n: int, group: str, number: int) -> bool:
-        """Return True if a decided `n` commits the offsets that entry `number` of a group prepared."""
+        """Return True if the decided transaction `n` commits the offsets that entry `number` of a group prepared."""
         committed = self.commit_of(n)
         return committed is not None and any((item.group, item.number) == (group, number) for item in committed.groups)
 
     def entry(self) -> WriterEntry | None:
-        """Return the registry entry that detects replayed batches, or None before the first batch."""
+        """Return the registry entry that is used to detect replayed batches, or None if there is no batch yet."""
         if self.batch is None:
             return None
         return WriterEntry(
@@ -162,7 +164,9 @@ def prepare(
     part: str | None = None,
     groups: Sequence[PreparedGroup] = (),
 ) -> Decisions | None:
-    """Record the prepares of a job for `n`. They replace the prepares of an earlier failed attempt of the same part."""
+    """Record the prepares of a job for transaction `n`. These prepares replace the prepares of an earlier failed
+    attempt of the same part.
+    """
     check_undecided(state, n)
     others = tuple(item for item in state.prepared if part is None or item.part != part)
     other_groups = tuple(item for item in state.prepared_groups if part is None or item.part != part)
@@ -186,10 +190,11 @@ def commit(
     run: str | None = None,
     resolved: Collection[int] = (),
 ) -> Decisions | None:
-    """COMMIT `n` with these prepares and the recorded prepares of jobs. Return None if it is already committed.
+    """Commit transaction `n` with these prepares and the recorded prepares of jobs. Return None if `n` is already
+    committed.
 
-    `resolved` are the COMMITs that all their participants have recorded. Raises `Fenced` or `Conflict` if `n` was
-    aborted.
+    `resolved` contains the COMMITs that have been recorded by all of their participants. Raises `Fenced` or `Conflict`
+    if `n` was aborted.
     """
     decided = state.commit_of(n)
     if decided is not None and set(prepares) <= set(decided.prepares) and set(groups) <= set(decided.groups):
@@ -210,7 +215,7 @@ def commit(
 
 
 def abort(state: Decisions, n: int, reason: str) -> Decisions | None:
-    """ABORT `n`, unless it is already decided."""
+    """Abort transaction `n` unless it is already decided."""
     return None if state.is_decided(n) else _aborted(replace(state, op=ABORT), n, reason)
 
 
@@ -219,7 +224,7 @@ def _aborted(state: Decisions, n: int, reason: str) -> Decisions:
 
 
 def prune(state: Decisions, resolved: Collection[int]) -> Decisions | None:
-    """Prune the COMMITs that all their participants have recorded, except the latest decision."""
+    """Prune the COMMITs that have been recorded by all of their participants, except the latest decision."""
     commits = _unresolved(state, state.newest, resolved)
     return None if commits == state.commits else replace(state, op=FORGET, n=None, commits=commits)
 
@@ -246,7 +251,9 @@ def _with_feature(state: Decisions, feature: str) -> Decisions:
 
 
 def _with_escaped_topics(state: Decisions, prepares: Sequence[Prepared]) -> Decisions:
-    """Add the feature `escapedTopics` if it is needed. Older releases would treat such topics as deleted."""
+    """Add the feature `escapedTopics` if a topic name is escaped. Older releases would treat an escaped topic as
+    deleted.
+    """
     is_escaped = any(topic_folder(item.topic) != item.topic for item in prepares)
     return _with_feature(state, ESCAPED_TOPICS) if is_escaped else state
 

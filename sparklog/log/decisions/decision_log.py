@@ -11,9 +11,9 @@ A transaction over topics a and b, by Writer A:
 Readers do not have to wait for step 3: `consistent_snapshots` returns snapshots as if the outcomes were recorded, and
 makes the snapshots of several topics consistent, so that they contain a transaction either completely or not at all.
 
-The latest entry of the journal no longer has a COMMIT that all participants have recorded. If the cache of a mount
-hides such a record from a reader, a pruned COMMIT looks like an ABORT. Therefore, the reader searches for the entry
-that decided the transaction, which is kept for a week. If that entry is deleted or hidden as well, the outcome is
+A COMMIT is pruned from the latest entry of the journal when all participants have recorded it. If the cache of a mount
+hides this record from a reader, a pruned COMMIT looks like an ABORT. Therefore, the reader searches for the entry that
+decided the transaction. This entry is kept for a week. If that entry is deleted or hidden as well, the outcome is
 unclear, and the transaction counts as open for a week (`KEEP_MS`). If a reader still finds it open after this time, it
 was aborted.
 
@@ -57,17 +57,17 @@ if TYPE_CHECKING:
 
 _LOG = logging.getLogger("sparklog.log")
 MAX_CACHED_OUTCOMES = 256
-"""The maximum number of cached outcomes of old transactions, for topics and groups in which they are still open, and of
-cached times of prepares.
+"""The maximum number of cached outcomes of old transactions that are still open in topics or groups. The number of
+cached prepare times has the same maximum.
 """
 MAX_CLOCK_ERROR_MS = 5_000
-"""The maximum difference between the store's clock and its estimate from this host's clock, which is checked every ten
-minutes. If the estimate is closer to a timeout, the store's clock is read.
+"""The maximum error of the estimate of the store's clock. The estimate is based on this host's clock and is checked
+every ten minutes. If the estimate is closer to a timeout than this error, the store's clock is read.
 """
 
 MIN_EXPIRED_AGE_MS = 86_400_000
-"""If the latest entry of an id is younger, the id has not expired, because its objects are kept longer. No archive is
-read.
+"""The minimum age of the latest entry of an expired id. If the latest entry is younger, the id has not expired, so no
+archive is read.
 """
 
 ReadSnapshot = Callable[[str], Snapshot]
@@ -85,13 +85,13 @@ class DecisionLog(EntryLog["Decisions"]):
         self._outcomes: OrderedDict[int, Decisions] = OrderedDict()
 
     def deciding(self, n: int) -> Decisions:
-        """Return the cached state if it decides `n`, and otherwise the latest state."""
+        """Return the cached state if it decides transaction `n`. Otherwise, return the latest state."""
         state = self.current()
         return state if state.is_decided(n) else self.refresh()
 
     def outcome(self, n: int) -> Decisions | None:
-        """Return a state with the outcome of a decided `n`, or None while the outcome is unclear (see the module
-        docstring).
+        """Return a state that contains the outcome of the decided transaction `n`, or None if the outcome is unclear
+        (see the module docstring).
         """
         state = self.current()
         if not state.is_decided(n) or state.is_clear(n):
@@ -107,10 +107,11 @@ class DecisionLog(EntryLog["Decisions"]):
         return decided
 
     def has_expired(self, n: int) -> bool:
-        """Return True if the entries after the decision on an unclear `n` are a week old, so that the decision may be
-        deleted.
+        """Return True if the entries after the decision on transaction `n` are a week old, so that the decision may
+        have been deleted.
 
-        If a later snapshot still has `n` as open, `n` was aborted. Returns False if the store's clock cannot be read.
+        If transaction `n` is still open in a later snapshot, `n` was aborted. Returns False if the store's clock cannot
+        be read.
         """
         number = self._search(n)[1]
         info = self.store.stat(self.key(number))
@@ -128,7 +129,9 @@ class DecisionLog(EntryLog["Decisions"]):
             return False
 
     def is_hidden(self) -> bool:
-        """Return True if a listing contains entries that the directory cache of a mount hides from this process."""
+        """Return True if a listing contains entries that this process cannot read because the directory cache of a
+        mount hides them.
+        """
         number = self.current().number
         return self.store.hides_names and self._numbered.last_listed(number) > number
 
@@ -150,7 +153,7 @@ class DecisionLog(EntryLog["Decisions"]):
         state = super().write(checked_step)
         if was_expired and state.op != EXPIRE:
             reached("transactions: an expired id is used again")
-            # With a checkpoint, the next process does not have to read the archive.
+            # Write a checkpoint, so that the next process does not have to read the archive.
             try:
                 self.write_checkpoint()
             except (SparklogError, OSError) as error:
@@ -158,10 +161,10 @@ class DecisionLog(EntryLog["Decisions"]):
         return state
 
     def _opened(self, checkpoints: Sequence[int], seen: ClockReading) -> Advance[Decisions, Decisions]:
-        """Open the journal. If the id has expired, continue from its latest entry, which is in an archive.
+        """Open the journal. If the id has expired, continue from its latest entry, which is stored in an archive.
 
-        Maintenance deletes the objects up to this entry, and a stalled process may create some of them again. They are
-        ignored.
+        Maintenance deletes the objects up to this entry. If a stalled process creates some of these objects again, they
+        are ignored.
         """
         opened, damage = None, None
         try:
@@ -193,9 +196,11 @@ class DecisionLog(EntryLog["Decisions"]):
         return None if entry is None or entry.crc is None else (entry.number, entry.crc)
 
     def _search(self, n: int) -> tuple[Decisions | None, int]:
-        """Search for the entry that decided `n`. Also return the smallest number read whose entry decides `n` or more.
+        """Search for the entry that decided transaction `n`. Also return the smallest entry number that was read and
+        whose entry decides `n` or a later transaction.
 
-        `newest` increases along the journal, so few entries are read: backwards in doubling steps, then by bisection.
+        `newest` never decreases from one entry to the next, so few entries have to be read. The search reads backwards
+        in doubling steps and then bisects.
         """
         above, low, step = self.current(), 0, 1
         while low < above.number:
@@ -215,7 +220,7 @@ class DecisionLog(EntryLog["Decisions"]):
         return None, above.number
 
     def _entry(self, number: int) -> Decisions | None:
-        """Read an entry. Return None if it is deleted or hidden, or damaged in two reads."""
+        """Read an entry. Return None if the entry is deleted or hidden, or if it is damaged in two reads."""
         for is_last in (False, True):
             data = self._numbered.read(number)
             if data is None:
@@ -231,7 +236,7 @@ class DecisionLog(EntryLog["Decisions"]):
 class DecisionLogs:
     """The decision logs of a root that this process has used most recently.
 
-    Their number is limited, because each write to several topics without an id has its own log.
+    The number of logs is limited, because each write to several topics without a transactional id has its own log.
     """
 
     def __init__(self, root: RootAccess) -> None:
@@ -286,7 +291,7 @@ class DecisionLogs:
         return outcomes
 
     def deciding(self, transactions: Sequence[tuple[str, int]]) -> Iterator[Decisions | SparklogError | OSError]:
-        """Yield `DecisionLog.deciding` of each (id, n), or its error.
+        """Yield the result of `DecisionLog.deciding` for each (id, n), or the error that it raised.
 
         On a remote store, the requests are sent in parallel.
         """
@@ -300,9 +305,10 @@ class DecisionLogs:
         return map_requests(self._root.store, read, transactions)
 
     def overdue(self, topic: str, prepares: Sequence[Prepare], now_ms: int | None = None) -> bool:
-        """Return True if one of these prepares, which are in version order, is older than its timeout.
+        """Return True if one of these prepares is older than its timeout. The prepares are in version order.
 
-        `now_ms` is the store's clock. If None, it is read, unless this host's clock is sufficient for the result.
+        `now_ms` is the time of the store's clock. If it is None, the store's clock is read, unless this host's clock is
+        sufficient.
         """
         oldest = {timeout_of(item): item for item in reversed(prepares)}
         due_ms = min(self.prepared_ms(topic, item) + timeout_ms for timeout_ms, item in oldest.items())
@@ -333,7 +339,7 @@ def timeout_of(prepare: Prepare) -> int:
 
 
 def open_transactions(state: TopicState) -> dict[tuple[str, int], list[Prepare]]:
-    """Return the prepares whose outcome is not recorded yet, by (id, n), in version order."""
+    """Return the prepares whose outcome has not been recorded yet, in version order for each (id, n)."""
     prepares: dict[tuple[str, int], list[Prepare]] = {}
     for item in state.open:
         prepares.setdefault((item.txn.id, item.txn.n), []).append(item)
@@ -354,12 +360,12 @@ class _ReadDecisions:
 def consistent_snapshots(
     logs: DecisionLogs, raw: dict[str, Snapshot], read_snapshot: ReadSnapshot
 ) -> tuple[dict[str, Snapshot], set[str]]:
-    """Return consistent snapshots of topics as readers see them, and the names of deleted topics.
+    """Return consistent snapshots of topics for readers, and the names of deleted topics.
 
-    1. Decisions are read after the snapshots in `raw` that they are used for, with one state per id.
+    1. Decisions are read after the snapshots in `raw`, and one state is read per id.
     2. A snapshot is outdated if another snapshot or a COMMIT references a later version of its topic, or if another
-       snapshot contains the COMMIT of a transaction that is open in it. `read_snapshot` reads it again, for as long as
-       caches may hide the later version.
+       snapshot contains the COMMIT of a transaction that is open in the snapshot. `read_snapshot` reads an outdated
+       snapshot again, for as long as caches may hide the later version.
     3. When no snapshot is outdated, the outcomes are applied to all of them.
     """
     decisions = _ReadDecisions()
@@ -399,13 +405,15 @@ def consistent_snapshots(
 
 
 def read_snapshot(logs: DecisionLogs, log: CommitLog) -> Snapshot:
-    """Return the latest snapshot of one topic as readers see it. Raises `NotFound` if the topic does not exist."""
+    """Return the latest snapshot of one topic for readers. Raises `NotFound` if the topic does not exist."""
     snapshots, _ = consistent_snapshots(logs, {log.topic: log.snapshot()}, lambda name: log.snapshot())
     return snapshots.get(log.topic) or log.snapshot()
 
 
 def reader_of(store: Store, topic: str) -> ReadLatest:
-    """Return `read_snapshot` for a task that only has a store. Later calls read only later commits."""
+    """Return a function that calls `read_snapshot`, for a task that only has a store. Later calls of the function read
+    only later commits.
+    """
     root = RootAccess(store, SYSTEM)
     logs, log = DecisionLogs(root), CommitLog(root, topic)
     return lambda: read_snapshot(logs, log)
@@ -429,7 +437,8 @@ def _read_decisions(logs: DecisionLogs, raw: Mapping[str, Snapshot], decisions: 
             decisions.states[name] = state
             continue
         if not isinstance(state, Corrupt | BadRequest) or len(raw) > 1:
-            # Another topic may have recorded the outcome, so reading both topics would expose a part of a transaction.
+            # Another topic may already have recorded the outcome, so a reader of both topics would see only a part of
+            # the transaction.
             raise state
         # Offsets below the open slices can still be read.
         _LOG.warning("the transactions of '%s' count as open: %s", name, state)
@@ -455,11 +464,12 @@ def _outdated_by_merges(
     outcomes: Mapping[str, Sequence[Resolved]],
     decisions: _ReadDecisions,
 ) -> set[str]:
-    """Return the topics in which a transaction is open whose merged records may be visible in another topic.
+    """Return the topics that have an open transaction whose merged records may be visible in another topic.
 
-    Merged slices no longer have their transaction. However, the other topic still has the latest version of each
-    participant of its committed transactions. If this is the version of an open prepare here, the transaction is
-    committed. If it is a later version, the transaction may be committed, and its decision is hidden from this process.
+    Merged slices no longer reference their transaction. However, the other topic still records the latest version of
+    each participant of its committed transactions. If this version equals the version of an open prepare in this topic,
+    the transaction is committed. If this version is later, the transaction may be committed, and its decision is hidden
+    from this process.
     """
     latest_versions: dict[str, int] = {}
     for name, snapshot in raw.items() if decisions.undecided and len(raw) > 1 else ():
@@ -525,7 +535,7 @@ Transaction = tuple[str, int]
 
 
 def consistent_ends(snapshots: Mapping[str, Snapshot]) -> dict[str, Offsets]:
-    """Return the ends of a read_committed read of all these snapshots, by topic and partition."""
+    """Return the end offsets of a read_committed read of all these snapshots, by topic and partition."""
     states = {name: snapshot.state for name, snapshot in snapshots.items()}
     if not any(_has_open_transaction(state) for state in states.values()):
         return {name: state.last_stable() for name, state in states.items()}
@@ -535,9 +545,9 @@ def consistent_ends(snapshots: Mapping[str, Snapshot]) -> dict[str, Offsets]:
 
 
 def own_consistent_ends(state: TopicState, slices: Slices) -> Offsets:
-    """Return the ends of a read of one topic, given all its slices.
+    """Return the end offsets of a read_committed read of one topic, given all its slices.
 
-    Maintenance does not change records beyond these ends.
+    Maintenance does not change records beyond these end offsets.
     """
     if not _has_open_transaction(state):
         return state.last_stable()
@@ -545,13 +555,15 @@ def own_consistent_ends(state: TopicState, slices: Slices) -> Offsets:
 
 
 def _has_open_transaction(state: TopicState) -> bool:
-    """Return True if a transaction is open, including transactions that Kafka left open in an imported topic."""
+    """Return True if a transaction is open. This includes transactions that were open in Kafka when the topic was
+    imported.
+    """
     stable = state.last_stable()
     return stable is not state.log_end and bool((stable < state.log_end).any())
 
 
 def limited_to(snapshot: Snapshot, ends: Offsets) -> Snapshot:
-    """Return the snapshot as if a transaction were open from these ends on, so that plans exclude later records."""
+    """Return the snapshot as if an open transaction started at these end offsets. Plans then exclude later records."""
     state = snapshot.state
     below = np.flatnonzero(ends < state.last_stable()).tolist()
     if not below:
@@ -581,7 +593,7 @@ def _ends_without_partial_transactions(
 
 
 def _committed_slices(rows: Slices) -> Slices:
-    """Return the slices of committed transactions that have not been merged."""
+    """Return the unmerged slices of committed transactions."""
     return rows[np.flatnonzero(rows.status == COMMITTED)]
 
 

@@ -21,14 +21,15 @@ from sparklog.log.journal.entry_log import EntryLog
 from sparklog.log.journal.seen_state import RootAccess
 
 ONE_WRITE = "one-write:"
-"""The prefix of the ids of writes without an id. A process reuses such an id, and its journal is deleted a week later.
+"""The id prefix for writes for which the user specifies no id. A process reuses the generated id, and the journal of
+the id is deleted a week later.
 """
 ARCHIVE = "expired-ids:"
 RESERVED = (ONE_WRITE, ARCHIVE)
 
 
 def archive_of(transactional_id: str) -> str:
-    """Return the id of the archive for a transactional id that expires."""
+    """Return the id of the archive in which an expired transactional id is stored."""
     return ARCHIVE + hashlib.sha256(transactional_id.encode()).hexdigest()[0]
 
 
@@ -46,7 +47,10 @@ def entry_in(archive: Decisions, transactional_id: str) -> Decisions | None:
 
 
 def archived_entry(root: RootAccess, transactional_id: str) -> Decisions | None:
-    """Read the latest entry of an expired id from its archive. None if it is not archived or the id is reserved."""
+    """Read the latest entry of an expired id from its archive.
+
+    Return None if it is not archived or the id is reserved.
+    """
     if transactional_id.startswith(RESERVED):
         return None
     archive = EntryLog(root, DECISIONS, archive_of(transactional_id))
@@ -54,7 +58,7 @@ def archived_entry(root: RootAccess, transactional_id: str) -> Decisions | None:
 
 
 def archive_newer(archive: Decisions, entries: Mapping[str, Decisions]) -> Decisions | None:
-    """Archive the latest entries of expired ids, unless the archive has the same or later entries."""
+    """Archive the latest entries of expired ids, unless the archive already contains the same or later entries."""
 
     def is_newer(entry: Decisions) -> bool:
         before = entry_in(archive, entry.id)

@@ -35,14 +35,14 @@ from sparklog.storage.store import Store
 
 @dataclass(frozen=True, slots=True)
 class Numbers:
-    """The sorted numbers of a journal's existing entries and of its checkpoints, which are copies of entries."""
+    """The sorted numbers of a journal's existing entries and checkpoints. A checkpoint is a copy of an entry."""
 
     entries: tuple[int, ...]
     copies: tuple[int, ...]
 
 
 def list_numbers(store: Store, prefix: str) -> Numbers:
-    """List a journal.
+    """List the numbers of a journal.
 
     Checkpoints are listed first, so that each number is listed even if its entry is deleted concurrently.
     """
@@ -67,7 +67,9 @@ class EntryChain(Generic[E]):
         return self.kind.prefix(self.id)
 
     def read(self, number: int) -> tuple[bytes, E] | None:
-        """Return an entry or its checkpoint, with its bytes; None if neither exists. Raises `Corrupt` if damaged."""
+        """Return an entry or its checkpoint, and its bytes. Return None if neither exists. Raises `Corrupt` if it is
+        damaged.
+        """
         store = patient(self.store, self.env)
         stored: StoredObject[E] | None = None
         for key in (commit_key(self.prefix, number), checkpoint_key(self.prefix, number)):
@@ -78,7 +80,7 @@ class EntryChain(Generic[E]):
         return None if stored is None else (stored.data, stored.expect())
 
     def state_at(self, number: int) -> E | None:
-        """Return the state after an entry; None if the entry does not exist. The state after entry -1 is empty."""
+        """Return the state after an entry, or None if the entry does not exist. The state after entry -1 is empty."""
         if number < 0:
             return self.kind.empty(self.id)
         stored = self.read(number)
@@ -89,9 +91,9 @@ class EntryChain(Generic[E]):
         return self._expect(self.state_at(number), number)
 
     def after(self, state: E) -> E | None:
-        """Return the state after the next entry; None if there is no next entry.
+        """Return the state after the next entry, or None if there is no next entry.
 
-        Raises `Corrupt` if it does not follow `state`.
+        Raises `Corrupt` if the next entry does not follow `state`.
         """
         entry = self.state_at(state.number + 1)
         if entry is not None and entry.prev_crc != state.crc:
@@ -138,7 +140,7 @@ class EntryChain(Generic[E]):
         return EntrySpan(self, max(first, 0), last)
 
     def _resumes_at(self, number: int) -> bool:
-        """Return True if an expired id is used again, so that its entries before `number` are deleted."""
+        """Return True if an expired id is used again. In this case, its entries before `number` have been deleted."""
         stored = self.read(number)
         return stored is None or EXPIRED_IDS in stored[1].read_features
 
@@ -153,7 +155,9 @@ class EntryChain(Generic[E]):
         return state
 
     def latest_number_before(self, time_ms: int) -> int | None:
-        """Return the latest entry that existed at a time, by the store's clock; None if there was no entry."""
+        """Return the number of the latest entry that existed at a time of the store's clock, or None if there was no
+        entry.
+        """
         number = None
         for info in list_entries(self.store, self.prefix):
             if info.modified_ms > time_ms:
@@ -176,9 +180,9 @@ class EntrySpan(Generic[E]):
     last: int
 
     def number_by(self, time_ms: int) -> int:
-        """Return the latest entry created at or before a time; -1 if there is none.
+        """Return the number of the latest entry created at or before a time, or -1 if there is no such entry.
 
-        If earlier entries are deleted, return at least `first`.
+        If earlier entries have been deleted, the result is at least `first`.
         """
         number = latest_at(self.chain.existing, self.first, self.last, time_ms)
         return max(number, self.first) if self.first > 0 else number
@@ -193,14 +197,16 @@ class EntrySpan(Generic[E]):
         return [] if state is None else [state, *self.chain.walk(state, number)]
 
     def first_after(self, time_ms: int) -> E | None:
-        """Return the first entry if earlier entries were deleted and it was created after the time; otherwise None."""
+        """Return the first entry if earlier entries were deleted and the first entry was created after the time.
+        Otherwise, return None.
+        """
         if self.first == 0 or latest_at(self.chain.existing, self.first, self.last, time_ms) >= self.first:
             return None
         return self.chain.state_at(self.first)
 
 
 def ids_of(store: Store, kind: EntryKind[E], failures: list[SparklogError] | None = None) -> list[str]:
-    """Return the ids that have entries, which are read from one entry per directory.
+    """Return the ids that have entries. Each id is read from one entry in its directory.
 
     Errors are added to `failures`. If `failures` is None, the first error is raised.
     """
@@ -210,10 +216,11 @@ def ids_of(store: Store, kind: EntryKind[E], failures: list[SparklogError] | Non
 
 
 def id_in(store: Store, kind: EntryKind[E], folder: str) -> str | None:
-    """Return the id whose entries are in a directory; None if it contains no entries or entries of another directory.
+    """Return the id whose entries are in a directory. Return None if the directory contains no entries, or entries of
+    another directory.
 
-    The id is read from the first entry; if it does not exist, from a checkpoint; otherwise from another entry. Raises
-    `Corrupt` if all of them are damaged.
+    The id is read from the first entry. If the first entry does not exist, the id is read from a checkpoint, or else
+    from another entry. Raises `Corrupt` if all of them are damaged.
     """
     prefix = f"{kind.folder}/{folder}"
     damage: Corrupt | None = None
@@ -238,6 +245,6 @@ def id_in(store: Store, kind: EntryKind[E], folder: str) -> str | None:
 
 def _first_keys(store: Store, prefix: str) -> Iterator[str]:
     yield commit_key(prefix, 0)
-    # These are listed only if the first entry does not exist or is damaged.
+    # Checkpoints and other entries are listed only if the first entry does not exist or is damaged.
     yield from (info.key for info in store.list(checkpoint_prefix(prefix)))
     yield from (info.key for info in list_entries(store, prefix))

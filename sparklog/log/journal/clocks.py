@@ -4,10 +4,10 @@ No module below `sparklog.log` reads the system's clocks or random numbers direc
 and replay them.
 
 If the clock of a writer is far ahead of the store's clock, the writer does not commit. On a local disk, both are the
-same clock. If this clock jumps ahead and back again, commits with times in the future remain, and later commits must
-not have these times forever. Therefore each commit has three fields:
+same clock. If this clock jumps ahead and back again, the log contains commits whose times are in the future. The times
+of later commits must not stay in the future forever. Therefore, each commit has three fields:
 
-* `timeMs` never decreases. After a jump, it stays at the time of the jump until the clock reaches this time again.
+* `timeMs` never decreases. After a jump, its value does not change until the clock reaches this time again.
 * `clockMs` is the time at which the commit was created, if it differs from `timeMs`. It decreases only after a commit
   that is more than five minutes ahead of the store's clock, because such a commit was created while a clock was wrong.
 * `clockSince` is the latest version at which `clockMs` decreased. From this version on, the times are in order, so
@@ -56,7 +56,7 @@ class Times(TypedDict):
 def next_times(base: Dated, number: int, now_ms: int, store_ms: int) -> Times:
     """Return the times of commit `number`, which follows `base`.
 
-    `now_ms` is the writer's clock, `store_ms` the store's.
+    `now_ms` is the time of the writer's clock, and `store_ms` is the time of the store's clock.
     """
     is_ahead = base.created_ms > store_ms + MAX_AHEAD_MS
     created_ms = min(now_ms, store_ms) if is_ahead else max(now_ms, base.created_ms)
@@ -66,7 +66,9 @@ def next_times(base: Dated, number: int, now_ms: int, store_ms: int) -> Times:
 
 
 def latest_at(commit: Callable[[int], Dated], first: int, last: int, time_ms: int) -> int:
-    """Return the latest version from `first` to `last` created at or before a time; `first` - 1 if there is none."""
+    """Return the latest version from `first` to `last` that was created at or before a time, or `first` - 1 if there is
+    none.
+    """
     while first <= last:
         since = max(first, commit(last).clock_since or 0)
         count = bisect_right(range(since, last + 1), time_ms, key=lambda version: commit(version).created_ms)
@@ -77,7 +79,9 @@ def latest_at(commit: Callable[[int], Dated], first: int, last: int, time_ms: in
 
 
 def reading_clock_ms(store: Store, env: Env) -> int:
-    """Return the time of the store's clock, or of this host's clock if the store's cannot be read (read-only mount)."""
+    """Return the time of the store's clock. If the store's clock cannot be read, for example on a read-only mount,
+    return the time of this host's clock.
+    """
     if not store.writable:
         return env.wall_ms()
     try:
@@ -87,7 +91,9 @@ def reading_clock_ms(store: Store, env: Env) -> int:
 
 
 class ClockGuard:
-    """Compares the wall clock with the store's clock every ten minutes and after jumps. This may take a request."""
+    """Compares the wall clock with the store's clock every ten minutes, and when the wall clock has jumped. A
+    comparison may send a request.
+    """
 
     def __init__(self, store: Store, env: Env) -> None:
         self._store = store
@@ -110,7 +116,8 @@ class ClockGuard:
                 f"{MAX_AHEAD_MS // 1000} s: set the clock"
             )
         step_ms = self._store.clock_step_ms
-        # A clock with a resolution of a second cannot show a smaller difference, and its jitter must not change times.
+        # If the resolution of a clock is one second, it cannot measure a smaller difference, and its jitter must not
+        # change times.
         is_equal = step_ms > 1 and abs(ahead) < 2 * step_ms
         self._last_check, self._ahead_ms = now, 0 if is_equal else ahead
 
@@ -134,7 +141,7 @@ class Env:
     def new_id(self) -> str:
         """Return a random UUID in Kafka's format: 22 characters.
 
-        It starts with a letter, so that it cannot be mistaken for an option or a number.
+        The id starts with a letter, so that it cannot be mistaken for an option or a number.
         """
         while True:
             # Version 4, variant 2. The uuid module would need ten calls for this.
@@ -147,14 +154,16 @@ class Env:
         return ClockReading(self.wall_ms(), self.boot_ms())
 
     def elapsed_ms(self, earlier: ClockReading) -> int:
-        """Return `now().elapsed_ms(earlier)` without creating a reading, because each commit calls this often."""
+        """Return the value of `now().elapsed_ms(earlier)`. No `ClockReading` is created, because each commit calls this
+        method several times.
+        """
         return max(self.wall_ms() - earlier.wall_ms, self.boot_ms() - earlier.boot_ms)
 
     def stopwatch(self) -> Callable[[], float]:
         return partial(self.elapsed_ms, self.now())
 
     def uniform(self) -> float:
-        """Return a random number from 0 to 1."""
+        """Return a random number between 0 and 1."""
         return self.random.random()
 
     def pause(self, tries: int) -> None:
@@ -172,7 +181,9 @@ RECENT_MS = 1_000
 
 @dataclass(frozen=True, slots=True)
 class ClockReading:
-    """A reading of both clocks. The larger difference counts, so that setting a clock back does not hide a stall."""
+    """A reading of both clocks. The elapsed time is the larger of the two differences, so that setting back a clock
+    does not hide a stall.
+    """
 
     wall_ms: int
     boot_ms: int
@@ -181,7 +192,7 @@ class ClockReading:
         return max(self.wall_ms - earlier.wall_ms, self.boot_ms - earlier.boot_ms)
 
     def is_soon_after(self, earlier: ClockReading) -> bool:
-        """Return True if less than a second has passed by both clocks.
+        """Return True if less than a second has passed according to both clocks.
 
         The result is False if a clock was set, or if `earlier` was read on another host.
         """

@@ -1,6 +1,8 @@
-"""Combine the steps of several threads into one journal entry, such as the steps of group members in one process.
+"""Combine the steps of several threads into one journal entry. For example, the threads are members of a group in one
+process.
 
-Each step gets the state that the previous step returned. Each thread gets the error of its own step.
+Each step is called with the state that the previous step returned. If a step raises an error, only its own thread
+receives the error.
 """
 
 from __future__ import annotations
@@ -16,9 +18,8 @@ E = TypeVar("E", bound=StateEntry)
 
 
 class CombinedWrites(Generic[E]):
-    """Writes entries of a log.
-
-    An entry contains the pending steps of all threads. Steps must be pure: see `EntryLog.write`.
+    """Writes the entries of a log. An entry contains the pending steps of all threads. Steps must be pure: see
+    `EntryLog.write`.
     """
 
     def __init__(self, log: EntryLog[E]) -> None:
@@ -28,7 +29,7 @@ class CombinedWrites(Generic[E]):
     def write(self, step: Step[E]) -> E:
         """Write an entry, like `EntryLog.write`.
 
-        Raises `Unavailable` if the outcome of the entry, and of all its steps, is unknown.
+        Raises `Unavailable` if it is unknown whether the entry, and therefore all of its steps, was written.
         """
         return self._group.submit(step)
 
@@ -44,7 +45,7 @@ class CombinedWrites(Generic[E]):
                 except SparklogError as error:
                     errors[index] = error
             if latest is None and errors:
-                # The state may not be the latest one. In this case, the log refreshes and calls this function again.
+                # If the state is not the latest state, the log refreshes and calls this function again.
                 raise next(iter(errors.values()))
             return latest
 

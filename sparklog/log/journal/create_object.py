@@ -1,4 +1,4 @@
-"""Create an object that is not a journal entry, even if responses are lost; read an object that may not exist."""
+"""Create objects that are not journal entries, even if responses are lost, and read objects that may not exist."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from sparklog.storage.store import Store
 
 
 def read_if_there(store: Store, key: str) -> bytes | None:
-    """Return an object; None if it does not exist."""
+    """Return an object, or None if it does not exist."""
     try:
         return store.get(key)
     except NotFound:
@@ -20,8 +20,9 @@ def create_or_read(store: Store, key: str, data: bytes, env: Env) -> bytes | Non
     """Create an object and return None, or return the bytes of the existing object.
 
     A store may also report that the object exists in two other cases. If an earlier request of this process succeeded
-    and its response was lost, the returned bytes are equal to `data`. If a conditional write conflicted on an object
-    store, the object may not exist, and is created again. Raises `Unavailable` if the object cannot be read for 90 s.
+    but its response was lost, the stored bytes equal `data`. If an object store rejected a conditional write because of
+    a conflict, the object may not exist. It is then created again. Raises `Unavailable` if the object cannot be read
+    for 90 s.
     """
     backoff = Backoff(env)
     while not store.create(key, data):

@@ -1,5 +1,5 @@
-r"""JSON objects of the log. Each kind has a table of its fields, canonical bytes and a CRC-32C. Objects are validated
-strictly.
+r"""JSON objects of the log. Each kind of object has a table of its fields. Each object has canonical bytes and a
+CRC-32C, and is validated strictly.
 
     {"format":1,...,"crc":305419896}\\n
 
@@ -24,7 +24,7 @@ from sparklog.storage.store import MAX_DOCUMENT
 FORMAT = 1
 # Features that a log can require from its readers or writers, and that this release supports.
 INLINE_RECORDS = "inlineRecords"
-"""Commits may contain inline records: the bytes of an append file.
+"""Commits may contain inline records, which are the bytes of an append file.
 
 The path of a data file may therefore be the path of a commit.
 """
@@ -34,11 +34,13 @@ CARRIED_COMMITS = "carriedCommits"
 KAFKA_WRITERS = "kafkaWriters"
 """Commits may have several Kafka producers as writers. Releases that ignore this feature would write batches twice."""
 GROUP_MEMBERS = "groupMembers"
-"""Entries of a group may have members that share its partitions."""
+"""Group entries may have members, which share the group's partitions."""
 LISTED_OWNERS = "listedOwners"
-"""The list of group members may contain an exclusive owner that has other assignors, and other members in addition."""
+"""The list of group members may contain an exclusive owner with other assignors, in addition to other members."""
 CONSUMER_PROTOCOL = "consumerProtocol"
-"""The list of group members may contain members of the consumer protocol (KIP-848), which a server assigns."""
+"""The list of group members may contain members that use the consumer protocol (KIP-848). A server assigns their
+partitions.
+"""
 EXPIRED_IDS = "expiredIds"
 """Only the latest entry of an expired transactional id is kept, in an archive."""
 ESCAPED_TOPICS = "escapedTopics"
@@ -54,7 +56,9 @@ INT64_MAX = 2**63 - 1
 INT64_MIN = -(2**63)
 MAX_TEXT = 4096
 FOLLOWING_PARTS = ("carried", "inline")
-"""Fields of a commit's document that describe the parts after the document, in this order, with `bytes` and `crc`."""
+"""Fields of a commit's document that describe the parts after the document, in the order of the parts. Each field
+contains `bytes` and `crc`.
+"""
 INT32_MAX = 2**31 - 1
 UINT32_MAX = 2**32 - 1
 T = TypeVar("T")
@@ -62,13 +66,15 @@ _OMITTED: tuple[object, ...] = (None, (), {}, [], frozenset())
 """Values of optional fields that are omitted."""
 _parse = json.JSONDecoder().raw_decode
 _text_of = json.JSONEncoder(separators=(",", ":"), ensure_ascii=True, allow_nan=False).encode
-"""The core of `json.loads` and `json.dumps`, without the checks of options and encodings."""
+"""`raw_decode` and `encode` are called directly, because `json.loads` and `json.dumps` also check options and
+encodings.
+"""
 _TRAILER = b',"crc":'
 _TRAILER_BYTES = len(_TRAILER) + len("4294967295}\n")
 
 
 def encode(document: Mapping[str, object]) -> bytes:
-    """Return the canonical bytes of an object, which end with its CRC-32C."""
+    """Return the canonical bytes of an object. The CRC-32C is the last field."""
     body = _text_of(document).encode("ascii")[:-1]
     if len(body) > MAX_DOCUMENT - _TRAILER_BYTES:
         size = len(body)
@@ -77,9 +83,8 @@ def encode(document: Mapping[str, object]) -> bytes:
 
 
 def decode(data: bytes, key: str, what: str) -> Fields:
-    """Return the object in `data`.
-
-    Raises `BadRequest` if it requires a newer release, and `Corrupt` (with `key`) if it is damaged.
+    """Decode the object in `data`. Raises `BadRequest` if the object requires a newer release, and `Corrupt` (with
+    `key`) if it is damaged.
     """
     try:
         text = data.decode()
@@ -163,7 +168,7 @@ class Fields:
         return tuple(values)
 
     def objects(self, name: str) -> list[Fields]:
-        """Return a list of objects; empty if the field is absent."""
+        """Return a list of objects. The list is empty if the field is absent."""
         values = self.document.get(name, [])
         if not isinstance(values, list) or not set(map(type, values)) <= {dict}:
             raise self.bad(name, "a list of objects")
@@ -176,14 +181,14 @@ class Fields:
         return Fields(value, self.key, f"{self.what}: {name}")
 
     def mapping(self, name: str) -> dict[str, Any]:
-        """Return an object with arbitrary keys; empty if the field is absent."""
+        """Return an object with arbitrary keys. The object is empty if the field is absent."""
         value = self.document.get(name, {})
         if not isinstance(value, dict):
             raise self.bad(name, "an object")
         return value
 
     def numbers_by_text(self, name: str, low: int = 0) -> dict[str, int]:
-        """Return an object of strings to integers; empty if the field is absent."""
+        """Return an object that maps strings to integers. The object is empty if the field is absent."""
         values = self.mapping(name)
         if any(type(value) is not int or not low <= value <= INT64_MAX for value in values.values()):
             raise self.bad(name, f"an object of integers of at least {low}")
@@ -194,11 +199,12 @@ class Fields:
 class MemberKind:
     """The type of a field.
 
-    `read(item, name)` checks and returns the value. `write` converts it to JSON, or is None if the value is written
-    unchanged.
+    `read(item, name)` checks and returns the value. `write` converts the value to JSON. It is None if the value is
+    written unchanged.
 
-    `_read` reads most valid fields without calling `read`: integers from `low` to `high` if `plain` is `int`, strings
-    whose length is in this range (`str`), and lists of one such integer (`list`). Other values are passed to `read`.
+    `_read` reads most valid fields without calling `read`. If `plain` is `int`, these are integers from `low` to
+    `high`. If `plain` is `str`, these are strings whose length is in this range. If `plain` is `list`, these are lists
+    of one integer in this range. Other values are passed to `read`.
     """
 
     read: Callable[[Fields, str], Any]
@@ -218,9 +224,9 @@ def whole(low: int = INT64_MIN, high: int = INT64_MAX) -> MemberKind:
 
 
 def wholes(low: int = INT64_MIN, high: int | None = INT64_MAX, like: str | None = None) -> MemberKind:
-    """Return the type of a list of integers with the length of the list `like`.
+    """Return the type of a list of integers that has the same length as the list `like`.
 
-    If `high` is None, `check` limits the values.
+    If `high` is None, `check` validates the maximum values.
     """
     max_value = INT64_MAX if high is None else high
 
@@ -231,7 +237,7 @@ def wholes(low: int = INT64_MIN, high: int | None = INT64_MAX, like: str | None 
 
 
 def one_of(*values: str, nullable: bool = False) -> MemberKind:
-    """Return the type of a string that is one of `values`; `nullable`: the field may be null."""
+    """Return the type of a string that is one of `values`. If `nullable` is true, the field may be null."""
 
     def read(item: Fields, name: str) -> str:
         value = item.document.get(name)
@@ -248,12 +254,14 @@ def _sorted(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def numbers_by_text(low: int = 0) -> MemberKind:
-    """Return the type of an object of strings to integers, which is empty if the field is absent."""
+    """Return the type of an object that maps strings to integers. The object is empty if the field is absent."""
     return MemberKind(lambda item, name: item.numbers_by_text(name, low), _sorted)
 
 
 def numbers_by_partition(high: int) -> MemberKind:
-    """Return the type of an object of partitions below `high` to integers, which is empty if the field is absent."""
+    """Return the type of an object that maps partitions below `high` to integers. The object is empty if the field is
+    absent.
+    """
 
     def read(item: Fields, name: str) -> dict[int, int]:
         values = item.numbers_by_text(name)
@@ -265,7 +273,7 @@ def numbers_by_partition(high: int) -> MemberKind:
 
 
 def texts_by_text(nullable: bool = False) -> MemberKind:
-    """Return the type of an object of strings to strings; `nullable`: values may be null."""
+    """Return the type of an object that maps strings to strings. If `nullable` is true, values may be null."""
 
     def read(item: Fields, name: str) -> dict[str, str | None]:
         values = item.mapping(name)
@@ -281,7 +289,7 @@ def object_of(table: Document[Any]) -> MemberKind:
 
 
 def objects_of(table: Document[Any]) -> MemberKind:
-    """Return the type of a list of JSON objects, which is empty if the field is absent."""
+    """Return the type of a list of JSON objects. The list is empty if the field is absent."""
     return MemberKind(
         lambda item, name: tuple(map(table.from_json, item.objects(name))),
         lambda values: list(map(table.to_json, values)),
@@ -289,9 +297,9 @@ def objects_of(table: Document[Any]) -> MemberKind:
 
 
 def objects_by_text(table: Document[Any], nullable: bool = False) -> MemberKind:
-    """Return the type of an object of strings to objects, which is empty if the field is absent.
+    """Return the type of an object that maps strings to objects. The object is empty if the field is absent.
 
-    `nullable`: values may be null.
+    If `nullable` is true, values may be null.
     """
 
     def read(item: Fields, name: str) -> dict[str, Any]:
@@ -313,7 +321,7 @@ class Member:
 
     name: str
     kind: MemberKind
-    attribute: str = ""  # attribute of the data class; default: the name in snake case
+    attribute: str = ""  # attribute of the data class; the default is the name in snake case
     nullable: bool = False  # None is written as null
     optional: bool = False  # omitted if None or empty; if the field is absent, the attribute has its default
 
@@ -326,18 +334,22 @@ def members(kind: MemberKind, *names: str, nullable: bool = False, optional: boo
 _Readers = list[tuple[str, str, MemberKind]]
 """The attribute, name and type of each field to read."""
 _Shape = tuple[_Readers, list[tuple[str, Callable[..., Any], _Readers]]]
-"""How to read objects with a certain set of fields: their attributes, and the attributes that are inline objects."""
+"""The fields to read from an object, and the attributes that are inline objects. A shape applies to all objects with
+the same set of fields.
+"""
 MAX_SHAPES = 256
-"""Maximum number of cached shapes. Valid objects have few sets of fields, but corrupt objects may have any."""
+"""Maximum number of cached shapes. Valid objects have few different sets of fields, but corrupt objects may have any
+set of fields.
+"""
 
 
 class Document(Generic[T]):
-    """The table of a kind of JSON object: its fields (at least two), in the order in which they are written.
+    """The fields of a kind of JSON object, in the order in which they are written. There must be at least two fields.
 
     Args:
-        make: The data class, which is called with the attributes by name.
+        make: The data class, which is called with the attributes as keyword arguments.
         inline: Attributes that are objects. Their fields come last, and are absent if the attribute is None.
-        parts: Returns the attributes of a value in the order of `members`; default: by name.
+        parts: Returns the attributes of a value in the order of `members`. By default, the attributes are read by name.
         check: Checks fields whose valid range depends on other fields.
     """
 
@@ -360,7 +372,9 @@ class Document(Generic[T]):
         kinds = [_or_null(member.kind) if member.nullable else member.kind for member in members]
         self._members = list(zip(attributes, members, kinds, strict=True))
         self._shapes: dict[tuple[str, ...], _Shape] = {}
-        """Cached by the names of an object's fields, because most optional fields are absent."""
+        """Cached shapes by the field names of an object. Most objects have few field names, because most optional
+        fields are absent.
+        """
         self.names = tuple(member.name for member in members)
         self.names += tuple(name for _, table in self._inline for name in table.names)
         self._known = frozenset(self.names)
@@ -387,7 +401,7 @@ class Document(Generic[T]):
         return value
 
     def attributes(self, item: Fields) -> dict[str, Any]:
-        """Return the attributes of a JSON object by name, for a caller that creates the value itself."""
+        """Return the attributes of a JSON object by name. The caller creates the value."""
         shape = self._shapes.get(tuple(item.document))
         if shape is None:
             item.only(self._known)
@@ -432,9 +446,9 @@ def _or_null(kind: MemberKind) -> MemberKind:
 
 
 class StoredDocument(Document[T]):
-    """The table of an object that is stored as a separate object.
+    """The fields of a JSON document that is stored as a separate object.
 
-    Without a field `readFeatures`, an empty list is written.
+    If there is no field `readFeatures`, an empty list is written.
     """
 
     def __init__(self, what: str, make: Callable[..., T], *members: Member, **options: Any) -> None:
@@ -453,7 +467,7 @@ class StoredDocument(Document[T]):
         return decode(data, key, self.what)
 
     def decode(self, data: bytes, key: str) -> T:
-        """Return the value in `data`. Raises the errors of the function `decode`."""
+        """Decode the value in `data`. Raises the errors of the function `decode`."""
         return self.from_json(self.fields(data, key))
 
 
@@ -471,14 +485,14 @@ def document_of(data: bytes) -> bytes:
 
 
 def following(document: Mapping[str, Any]) -> list[tuple[int, int]]:
-    """Return the length and CRC-32C of each part that follows a document, as far as the document describes them."""
+    """Return the length and CRC-32C of each part that follows a document, as described in the document."""
     parts = [part for name in FOLLOWING_PARTS if isinstance(part := document.get(name), dict)]
     numbers = ((part.get("bytes"), part.get("crc")) for part in parts)
     return [(nbytes, crc) for nbytes, crc in numbers if type(nbytes) is int and nbytes > 0 and type(crc) is int]
 
 
 def check_stored(data: bytes, key: str) -> None:
-    """Raise `Corrupt` if an object of a log is damaged: its document, or the parts that the document describes."""
+    """Raise `Corrupt` if the document of a stored object, or a part that the document describes, is damaged."""
     text = document_of(data)
     start = len(text)
     for nbytes, crc in following(decode(text, key, "entry").document):
@@ -492,7 +506,9 @@ def check_stored(data: bytes, key: str) -> None:
 
 
 def peek_commit_id(data: bytes) -> str | None:
-    """Return the commit id in `data` without other checks; None if there is no id or the commit is truncated."""
+    """Return the commit id in `data` without validating the commit. Return None if there is no id or the commit is
+    truncated.
+    """
     text = document_of(data)
     try:
         document = json.loads(text)

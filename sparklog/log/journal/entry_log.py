@@ -46,12 +46,12 @@ ENTRY_MEMBERS = (
     Member("timeMs", whole(0)),
     *members(whole(0), "clockMs", "clockSince", optional=True),
 )
-"""The first fields of every entry."""
+"""The fields at the start of every entry."""
 
 
 @dataclass(frozen=True, slots=True)
 class StateEntry:
-    """The latest entry of an id, which is its state. `number` is -1 if the id has no entries."""
+    """The latest entry of an id, which contains the state of the id. `number` is -1 if the id has no entries."""
 
     id: str
     number: int = -1
@@ -74,18 +74,18 @@ E = TypeVar("E", bound=StateEntry)
 Step = Callable[[E], E | None]
 """Returns the state after one more entry, or None if there is nothing to write.
 
-Raises an error if the state forbids the entry.
+Raises an error if the entry is not allowed in this state.
 """
 
 
 @dataclass(frozen=True, slots=True)
 class EntryKind(Generic[E]):
-    """A kind of journals, such as the journals of consumer groups. `sparklog.maintenance.journals` lists all kinds."""
+    """A kind of journal, for example for consumer groups. `sparklog.maintenance.journals` lists all kinds."""
 
     folder: str  # directory that contains the journals of all ids
-    owner: str  # for messages, such as "transactional id"
-    what: str  # for messages, such as "decisions"
-    noun: str  # for findings of verify, such as "decision"
+    owner: str  # name of the owner in messages, such as "transactional id"
+    what: str  # name of the content in messages, such as "decisions"
+    noun: str  # name of an entry in the findings of verify, such as "decision"
     empty: Callable[[str], E]
     table: StoredDocument[E]
     per_checkpoint: int | None = None  # number of entries between two checkpoints, or None for the value in `Limits`
@@ -98,9 +98,8 @@ class EntryKind(Generic[E]):
         return f"{self.owner} '{id_}'"
 
     def decode(self, data: bytes, key: str, number: int) -> E:
-        """Return the entry in `data`.
-
-        Raises `BadRequest` if it requires a newer sparklog, and `Corrupt` if it is damaged or has another number.
+        """Decode the entry in `data`. Raises `BadRequest` if the entry requires a newer sparklog release, and `Corrupt`
+        if the entry is damaged or has another number.
         """
         item = self.table.fields(data, key)
         if (stored := item.integer("number", 0)) != number:
@@ -108,16 +107,15 @@ class EntryKind(Generic[E]):
         return self.table.from_json(item, crc=crc32c.crc32c(data), nbytes=len(data))
 
     def decode_of(self, id_: str, data: bytes, key: str, number: int) -> E:
-        """Return the entry of an id. Also raises `Corrupt` if the entry belongs to another id."""
+        """Decode an entry of an id. Also raises `Corrupt` if the entry belongs to another id."""
         entry = self.decode(data, key, number)
         if entry.id != id_:
             raise Corrupt(f"expected {self.what} of '{id_}', found {self.what} of '{entry.id}'; restore it", file=key)
         return entry
 
     def decode_in(self, prefix: str, data: bytes, key: str, number: int) -> E:
-        """Return the entry of the journal under a prefix.
-
-        Also raises `Corrupt` if the id of the entry has another prefix.
+        """Decode an entry of the journal under a prefix. Also raises `Corrupt` if the id of the entry has another
+        prefix.
         """
         entry = self.decode(data, key, number)
         if self.prefix(entry.id) != prefix:
@@ -134,7 +132,7 @@ class EntryLog(Journal[E, E, E]):
         self.id = id_
 
     def write(self, step: Step[E]) -> E:
-        """Create the entry that `step` returns for the latest state, and return the state after it: see `_write`."""
+        """Create the entry that `step` returns for the latest state, and return the new state (see `_write`)."""
         return self._write(step)[1].state
 
     def latest_entries(self, limit: int) -> list[E]:
@@ -196,7 +194,7 @@ KEEP_MS = 7 * 86_400_000
 
 
 def collect_log(log: EntryLog[E], now_ms: int, *, dry_run: bool) -> tuple[int, int]:
-    """Delete a journal if a listing contains its latest entry and all of its objects are a week old.
+    """Delete a journal if a listing contains its latest entry and all of the journal's objects are at least a week old.
 
     The remaining entries never have a gap: entries below the latest checkpoint are deleted first, then the other
     entries from the latest one backwards, and the latest checkpoint last. Returns the number and total size in bytes of
@@ -227,7 +225,9 @@ def _without_gaps(objects: Sequence[ObjectInfo]) -> Iterator[ObjectInfo]:
 
 @dataclass
 class Collected:
-    """The objects and bytes that a collection deleted (or would delete), and the errors of unreadable journals."""
+    """The objects and bytes that a collection deleted or, in a dry run, would delete, and the errors of unreadable
+    journals.
+    """
 
     objects: int = 0
     nbytes: int = 0
@@ -249,9 +249,9 @@ def collect_entries(
 ) -> tuple[int, int]:
     """Delete entries and checkpoints below the second latest valid checkpoint.
 
-    An object is deleted `keep_ms` after the next object was written, by the store's clock (`now_ms`). Therefore the
-    entry that was the latest one at any time since then is kept. Entries from number `needed` on are also kept. Returns
-    the number and total size in bytes of the deleted objects.
+    An object is deleted `keep_ms` after the next object was written, by the store's clock (`now_ms`). Therefore, every
+    entry that was the latest entry at some time during the last `keep_ms` is kept. Entries with the number `needed` or
+    higher are also kept. Returns the number and total size in bytes of the deleted objects.
     """
     valid = (number for number in reversed(log.checkpoints()) if log.read_checkpoint(number) is not None)
     lowest = next(islice(valid, 1, None), None)

@@ -1,4 +1,7 @@
-"""Checks and the error message for gaps in a journal: a missing number although a later number exists."""
+"""Detect gaps in a journal, and create the error message for a gap.
+
+A gap is a missing number below an existing number.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +39,10 @@ def follows_other(data: bytes, crc: int) -> bool:
 
 
 def _previous(data: bytes) -> object:
-    """Return `prevCrc` of an object; None if the object is corrupt, which its readers report."""
+    """Return the `prevCrc` of an object, or None if the object is corrupt.
+
+    Readers of the object report the corruption.
+    """
     try:
         return json.loads(document_of(data))["prevCrc"]
     except (ValueError, LookupError, TypeError, RecursionError):

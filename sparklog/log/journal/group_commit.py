@@ -1,14 +1,15 @@
 """Group commit: one thread commits the requests of several threads of a process together.
 
-A commit requires durable writes, and threads that commit to one journal concurrently lose races against each other.
-Therefore only one commit is in flight at a time, and requests that arrive during a commit share the next commit:
+Each commit waits for durable writes. If several threads commit to one journal concurrently, only one of them succeeds,
+and the others must retry. Therefore, only one commit is in flight at a time, and requests that arrive during a commit
+share the next commit:
 
 1. Thread A submits a request and commits it.
 2. Threads B and C submit their requests and wait for A.
 3. The commit of A returns. B commits its own request and the request of C together.
 4. C reads the outcome of its request and returns.
 
-If there is a single request, its own thread commits it immediately, without waiting and without a new thread.
+If there is only one request, the thread that submitted it commits it immediately. No other thread is started.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ R = TypeVar("R")
 
 @dataclass(slots=True, eq=False)
 class _Request(Generic[T, R]):
-    """An item that a thread has submitted, and its outcome or error once it is known."""
+    """An item that a thread has submitted, and the outcome or error of its commit."""
 
     item: T
     process: int
@@ -38,7 +39,7 @@ class _Request(Generic[T, R]):
 
 
 class GroupCommit(Generic[T, R]):
-    """Commits the items that threads submit. `title` is the name of the journal in errors.
+    """Commits the items that threads submit. `title` is the journal's name in error messages.
 
     Only one thread at a time calls `commit`, which returns an outcome or an error for each item, in order. If `commit`
     raises an error, the error applies to all items.
@@ -60,7 +61,7 @@ class GroupCommit(Generic[T, R]):
                 if is_own:
                     self._commit_pending(request.process)
         except BaseException:
-            # If the thread was interrupted while waiting, no other thread must commit its item later.
+            # If the thread was interrupted while it was waiting, another thread must not commit the item later.
             with suppress(ValueError):
                 self._pending.remove(request)
             raise
@@ -72,7 +73,7 @@ class GroupCommit(Generic[T, R]):
         return outcome
 
     def _commit_pending(self, process: int) -> None:
-        """Commit all pending requests, except requests that a forked process has copied from its parent."""
+        """Commit all pending requests, except requests that a forked process has inherited from its parent."""
         requests, items = list[_Request[T, R]](), list[T]()
         for _ in range(len(self._pending)):
             request = self._pending.popleft()

@@ -1,17 +1,18 @@
 """The journal of topics, consumer groups and transactional ids: open it, follow it, and append to it.
 
-A journal is a chain of numbered entries (`numbered_objects`) and the resulting state. Each entry contains the CRC-32C
-of the previous entry. Writer A appends an entry (`_write`) as follows:
+A journal is a chain of numbered entries (see `numbered_objects`), and its state is the result of applying these
+entries. Each entry contains the CRC-32C of the previous entry. Writer A appends an entry (`_write`) as follows:
 
-1. A drafts the entry from its latest known state, which ends at number n, and creates entry n + 1 if it is absent.
-2. If n + 1 exists or no response arrives, A reads n + 1. If n + 1 has A's commit id, A's entry is written, and only the
-   response was lost. If n + 1 does not exist, A creates it again. If Writer B created n + 1, A reads forward to the
+1. A drafts the entry from its latest known state, which is the state after entry n, and creates entry n + 1 if this
+   entry does not exist.
+2. If n + 1 exists or no response arrives, A reads n + 1. If n + 1 has A's commit id, A's entry was written and only the
+   response was lost. If n + 1 does not exist, A creates n + 1 again. If Writer B created n + 1, A reads forward to the
    first missing number, drafts the entry again from that state, and creates this number. After the third lost race, A
    waits a random time.
 3. If more than an hour has passed between A's last read of the end of the journal and the response, numbers may have
    been deleted and reused. A opens the journal again and searches for its commit id. If the search is inconclusive, the
    outcome is unknown.
-4. A writes a checkpoint if one is due. If this fails, the entry is still written.
+4. A writes a checkpoint if a checkpoint is due. If writing the checkpoint fails, the entry remains valid.
 
 On a remote store, requests are made in parallel. Before step 1, A reads n + 1 and the id of the root in parallel. After
 a lost race, A reads the lost number, its neighbors and the id of the root in parallel. If A has used entries that were
@@ -48,9 +49,9 @@ from sparklog.storage.retries import Backoff
 
 WAIT_AFTER_LOSSES = 3
 REMOTE_WAIT = 2
-"""On a remote store, waits stop growing after this many losses, at 80 ms.
+"""On a remote store, the wait between attempts stops increasing after this many lost races. The wait is then 80 ms.
 
-An attempt takes as long, and a writer with longer waits would starve.
+An attempt takes about 80 ms, and a writer that waited longer would starve.
 """
 MAX_OPEN_ATTEMPTS = 3
 READS_OF_MISSING = 10
@@ -58,8 +59,8 @@ READS_OF_MISSING = 10
 LIST_AFTER_MS, LIST_AFTER_REMOTE_MS = 60_000, 300_000
 """Time since the last poll after which a follower lists later entries, on a disk and on a remote store.
 
-If a follower finds no next entry, other processes may have created entries since the last poll, and the next entry may
-have been lost. Frequent polls do not list.
+If a follower does not find the next entry, the entry may have been lost after other processes created it and later
+entries. A follower that polls frequently does not list entries.
 """
 _LOG = logging.getLogger("sparklog.log")
 
@@ -70,10 +71,11 @@ D = TypeVar("D")
 class Journal(ABC, Generic[S, E, D]):
     """A journal with its latest known state. Threads may share it.
 
-    `S` is the state, `E` an entry, and `D` the draft of an entry, to which this class adds its number and the CRC-32C
-    of the previous entry. `title` and `noun` are used in messages, for example "topic 'orders'" and "commit".
+    `S` is the type of the state, `E` the type of an entry, and `D` the type of a draft. This class adds the number of
+    the entry and the CRC-32C of the previous entry to a draft. `title` and `noun` are used in messages, for example
+    "topic 'orders'" and "commit".
 
-    Methods that return the latest state, and their requests:
+    The following methods return the latest state:
 
     | method                                                 | requests                                                |
     |--------------------------------------------------------|---------------------------------------------------------|
@@ -86,7 +88,7 @@ class Journal(ABC, Generic[S, E, D]):
     | `_apply`                                               | the requests of `_refresh_from` that are still needed   |
     | `_reopen`                                              | two listings, a checkpoint, and the entries after it    |
 
-    If the known state is older than an hour, all methods except the first open the journal again.
+    If the known state is older than an hour, all methods except those in the first row open the journal again.
     """
 
     noun = "entry"
@@ -100,7 +102,7 @@ class Journal(ABC, Generic[S, E, D]):
         self._numbered = NumberedObjects(root.store, prefix, root.env, root.root_id)
         self._latest: SeenState[S] | None = None
         self._gap: tuple[int, Backoff] | None = None
-        """A missing number below existing numbers, and its backoff.
+        """A missing number below existing numbers, and the backoff of the wait for it.
 
         If the journal is opened again, the wait continues instead of starting again.
         """
@@ -126,7 +128,7 @@ class Journal(ABC, Generic[S, E, D]):
         """Return the state after the next entries. Raises `Corrupt` if they do not follow the state."""
 
     def _check(self, state: S, entry: E) -> None:
-        """Raise an error if an entry to be written after `state` violates an invariant."""
+        """Raise an error if an entry that is to be written after `state` violates an invariant."""
 
     @property
     @abstractmethod
@@ -146,32 +148,41 @@ class Journal(ABC, Generic[S, E, D]):
         return self._numbered.key(number)
 
     def known(self) -> S | None:
-        """Return the latest state that this process has read, without a request; None if it has not read any."""
+        """Return the latest state that this process has read, or None if it has not read a state.
+
+        No request is sent.
+        """
         return None if self._latest is None else self._latest.state
 
     def known_since(self) -> ClockReading | None:
-        """Return when the latest known state was read; None if no state has been read."""
+        """Return when the latest known state was read, or None if no state has been read."""
         return None if self._latest is None else self._latest.seen
 
     def current(self) -> S:
-        """Return the latest known state, without a request if it is younger than an hour."""
+        """Return the latest known state. No request is sent if this state is younger than an hour."""
         return self._open_if_stale().state
 
     def refresh(self) -> S:
-        """Return the latest state. This takes one request if there are no new entries."""
+        """Return the latest state. One request is sent if there are no new entries."""
         return self._refresh_from(self._latest).latest.state
 
     def read_next(self) -> S:
-        """Read the next entry, if it exists, with one request. More entries may follow, so the caller must read on."""
+        """Read the next entry, if it exists, with one request.
+
+        More entries may follow, so the caller must read again.
+        """
         base, seen = self._open_if_stale(), self.env.now()
         data = self._numbered.read(base.state.number + 1)
         if data is None:
             return self._publish(self._polled(base, seen)).state
-        # The end of the journal was not read again, so its time does not change.
+        # The end of the journal was not read again, so the time of its last read does not change.
         return self._apply(base, ReadResult((data,), True), base.seen).latest.state
 
     def refresh_checking_root(self) -> ClockReading | None:
-        """Read the latest state. Return when the id of the root was checked; None if it was not checked in parallel."""
+        """Read the latest state. Return the time at which the root id was checked, or None if the root id was not
+        checked in parallel.
+
+        """
         base, seen = self._latest, self.env.now()
         if base is None:
             self._reopen()
@@ -179,7 +190,9 @@ class Journal(ABC, Generic[S, E, D]):
         return seen if self._refresh_from_checking_root(base).is_root_checked else None
 
     def make_durable(self) -> None:
-        """Make the entries that have been read durable, before another object is written that depends on them."""
+        """Make the entries that have been read durable. The caller then writes another object that depends on these
+        entries.
+        """
         self._numbered.make_durable()
 
     def _open_if_stale(self) -> SeenState[S]:
@@ -214,10 +227,10 @@ class Journal(ABC, Generic[S, E, D]):
         """Read forward from a state, or open the journal again if the state has become too old.
 
         Args:
-            found: The next entries that have already been read, after `seen`.
-            is_confirmed: The entry of the state was read again after that.
+            found: The next entries, if they were already read after `seen`.
+            is_confirmed: Whether the entry of the state was read again after `found` was read.
         """
-        # If the objects in `found` do not end at a missing number, the state is the latest as of the requests below.
+        # If the objects in `found` do not end at a missing number, the requests below determine the latest state.
         seen = seen if seen is not None and found.is_all else self.env.now()
         first = base.state.number + 1
         data = list(found.objects)
@@ -245,35 +258,42 @@ class Journal(ABC, Generic[S, E, D]):
     def _earlier(self, base: SeenState[S], count: int, is_confirmed: bool) -> EntryRef | None:
         """Return the entry that must exist when this process creates an entry after `count` entries read from `base`.
 
-        This is the last entry before the `count` entries. On a disk, an entry from before earlier polls is kept. If the
-        entry of the base was read again after the first of the `count` entries was created (`is_confirmed`), no further
-        check is needed.
+        The result is the last entry before the `count` entries or, on a disk, an entry that was recorded by an earlier
+        poll. If `is_confirmed` is true, the entry of the base was read again after the first of the `count` entries was
+        created, so no further check is needed.
         """
         number, crc = base.state.number, base.state.crc
         if not self._numbered.is_remote:
             if base.earlier is not None and number + count - base.earlier[0] <= READ_AHEAD:
                 return base.earlier
-            # Maintenance may have deleted an entry that many other entries follow.
+            # If many entries follow an entry, maintenance may have deleted it.
             if is_confirmed or count > READ_AHEAD:
                 return None
         return None if number < 0 or crc is None else (number, crc)
 
     def _is_next_lost(self, base: SeenState[S], now: ClockReading) -> bool:
-        """Return True if the entry after a state is missing and a later one exists. Lists only after a long pause."""
+        """Return True if the entry after a state is missing although a later entry exists. The journal is listed only
+        after a long pause.
+        """
         if now.elapsed_ms(base.seen) <= (LIST_AFTER_REMOTE_MS if self._numbered.is_remote else LIST_AFTER_MS):
             return False
-        # If the next entry is listed, there is no gap: it was just created, or a directory cache hides it.
+        # If the listing contains the next entry, there is no gap. The entry was just created, or a directory cache
+        # hides it.
         return min(self._numbered.listed(base.state.number), default=0) > base.state.number + 1
 
     def _check_exclusive(self, base: SeenState[S], entries: Sequence[E]) -> None:
-        """Raise `Fenced` if new entries contradict the entries of this process, or show an error of the store."""
+        """Raise `Fenced` if new entries contradict the entries that this process created, or if they reveal an error of
+        the store.
+        """
         first = base.state.number + 1
         self._numbered.check_created(first, [entry.crc for entry in entries])
         if self._writes and entries and entries[0].prev_crc != base.state.crc:
             self._numbered.check_followed(base.state.number)
 
     def _polled(self, base: SeenState[S], seen: ClockReading) -> SeenState[S]:
-        """Return the state as of a poll at `seen`. If the poll is late, a later number may have been lost before it."""
+        """Return the state as of a poll at `seen`. If the poll is late, check whether the next entry was lost before
+        the poll.
+        """
         checked = seen if seen.is_soon_after(base.checked) else base.checked
         return replace(base, seen=seen, checked=checked)
 
@@ -302,7 +322,9 @@ class Journal(ABC, Generic[S, E, D]):
     # -- opening
 
     def _reopen(self, below: int | None = None) -> Advance[S, E]:
-        """Open the journal: read a checkpoint (below `below`) and the entries after it, and list later numbers."""
+        """Open the journal. Read a checkpoint (below `below`) and the entries after the checkpoint, and list later
+        numbers.
+        """
         tries = 0
         while True:
             seen = self.env.now()
@@ -353,10 +375,12 @@ class Journal(ABC, Generic[S, E, D]):
         return Advance(latest, (*opened.entries, *entries), opened.is_root_checked, last)
 
     def _await_number(self, missing: int) -> None:
-        """Wait for a missing number below an existing one. Raises an error if no cache can be hiding it anymore.
+        """Wait for a missing number below an existing number. Raises an error if no cache can still hide the missing
+        number.
 
-        Only the number itself is read. The caller opens the journal again when the number appears, and also after a few
-        reads, because the entries may have been deleted, or the later entry may have been withdrawn.
+        Only the missing number is read. The caller opens the journal again when the number appears. It also opens the
+        journal again after a few reads, because the entries may have been deleted, or the later entry may have been
+        withdrawn.
         """
         if self._gap is None or self._gap[0] != missing:
             self._gap = missing, Backoff(self.env)
@@ -367,7 +391,7 @@ class Journal(ABC, Generic[S, E, D]):
                 return
 
     def _problem_of(self, opened: SeenState[S], checkpoints: Sequence[int]) -> SparklogError | None:
-        """Return an error if a state that was just opened cannot be the latest one."""
+        """Return an error if a newly opened state cannot be the latest state."""
         number = opened.state.number
         if checkpoints and number < checkpoints[-1]:
             return Corrupt(
@@ -393,7 +417,9 @@ class Journal(ABC, Generic[S, E, D]):
         return next((state for state in map(self.read_checkpoint, numbers) if state is not None), None)
 
     def read_checkpoint(self, number: int) -> S | None:
-        """Return the state in a checkpoint; None if it is damaged or missing, so that an older one must be used."""
+        """Return the state in a checkpoint. Return None if the checkpoint is damaged or missing, so that an older
+        checkpoint must be used.
+        """
         key = checkpoint_key(self.prefix, number)
         try:
             return self._decode_checkpoint(self.store.get(key), key, number)
@@ -417,9 +443,10 @@ class Journal(ABC, Generic[S, E, D]):
         Args:
             step: Returns None if there is nothing to write. It is called again with the latest state after each lost
                 race.
-            load: Loads the parts of a state that `step` needs.
-            repeatable: Once the entry of the step is written, the step returns None.
-            root_checked_at: When `refresh_checking_root` checked the root for this write; it is valid for a second.
+            load: Loads the parts of the state that `step` needs.
+            repeatable: Whether `step` returns None after its entry was written.
+            root_checked_at: The time at which `refresh_checking_root` checked the root for this write. The check is
+                valid for a second.
 
         Returns:
             The written entry, and the state after it.
@@ -460,7 +487,7 @@ class Journal(ABC, Generic[S, E, D]):
         if root_checked_at is not None and self.env.now().is_soon_after(root_checked_at):
             return Advance(base, is_root_checked=True)
         with suppress(Unavailable):
-            # The root must be checked anyway, so reading the next number in parallel takes no additional time.
+            # The root must be checked in any case, so reading the next number in parallel takes no additional time.
             return self._refresh_from_checking_root(base)
         return Advance(base)
 
@@ -473,7 +500,7 @@ class Journal(ABC, Generic[S, E, D]):
     ) -> tuple[SeenState[S], D | None]:
         """Draft an entry from a state.
 
-        If the step raises an error and there may be a later state, draft it from the latest state.
+        If the step raises an error and there may be a later state, draft the entry from the latest state.
         """
         base = base if load is None else load(base)
         try:
@@ -485,7 +512,7 @@ class Journal(ABC, Generic[S, E, D]):
         return self._draft(self._refresh_from(base).latest, step, load, is_latest=True)
 
     def _encode_checked(self, state: S, draft: D, commit_id: str) -> tuple[E, bytes]:
-        """Return the entry of a draft and its bytes. The bytes are decoded, so that no unreadable entry is written."""
+        """Return the entry of a draft, and its bytes. The bytes are decoded to ensure that the entry is readable."""
         data = self._encode(draft, state, commit_id)
         number = state.number + 1
         entry = self._decode(data, self.key(number), number)
@@ -495,10 +522,11 @@ class Journal(ABC, Generic[S, E, D]):
     def _attempt(
         self, base: SeenState[S], encoded: tuple[E, bytes], repeatable: bool, is_root_checked: bool
     ) -> Advance[S, E]:
-        """Try to create the next number, and read forward. If the entry was created, the result contains it."""
+        """Try to create the next entry, and read forward. If the entry was created, the result contains the entry."""
         (entry, data), seen = encoded, self.env.now()
         if seen.elapsed_ms(base.seen) > STALE_MS:
-            # Without this check, an entry that is created under a deleted number would also have a recent time.
+            # This check is required because an entry that is created under a deleted number would also have a recent
+            # time.
             reached("journal: a writer stalled before its create")
             return self._reopen()
         number, title = base.state.number + 1, f"commit {entry.commit_id} to {self.title}"
@@ -528,7 +556,7 @@ class Journal(ABC, Generic[S, E, D]):
         return Advance(self._publish(latest), (entry,))
 
     def _search_own(self, entry: E, number: int, repeatable: bool) -> Advance[S, E]:
-        """Open the journal again and search for the entry of this writer, which may have been deleted since then."""
+        """Open the journal again and search for this writer's entry, which may have been deleted in the meantime."""
         opened = self._reopen()
         if opened.with_id(entry.commit_id) is not None or number > opened.latest.checkpoint:
             return opened
@@ -536,7 +564,7 @@ class Journal(ABC, Generic[S, E, D]):
             written = self._own_in_chain(entry, number)
         except NotFound as error:
             if repeatable:
-                # If the entry was written, the step returns None for the state.
+                # If the entry was written, the step returns None for this state.
                 return opened
             raise Unavailable(f"{error} has been deleted") from None
         return opened if written is None else Advance(opened.latest, (written,))

@@ -1,26 +1,26 @@
-"""Names: valid topic names and ids, and the keys of all objects.
+"""Validate topic names and ids, and define the keys of all objects.
 
     <topic>/_log/00000000000000000042.json                       commit 42; also a data file if it has inline records
     <topic>/_log/checkpoints/00000000000000000128.json           header of a checkpoint
     <topic>/_log/checkpoints/00000000000000000128-<id>.arrow     slice table of the checkpoint
     <topic>/append/00000000000000000042-<id>.slices              append file of a task that had read version 42
     <topic>/sealed/<partition>/00000000000000000042-<id>/        sealed segments of one partition, in Kafka's format
-    %5F<rest of the name>/...                                    the same for a topic whose name starts with one `_`
+    %5F<rest of the name>/...                                    objects of a topic whose name starts with one `_`
     _transactions/<id>/_log/00000000000000000042.json            entry 42 of the decisions of a transactional id
     _groups/<id>/_log/00000000000000000042.json                  entry 42 of the offsets of a consumer group
     _maintenance/<job>/_log/00000000000000000042.json            entry 42 of the leases of a job
     _jobs/outcomes/_log/00000000000000000042.json                entry 42 of the job history
     _root/defaults/_log/00000000000000000042.json                entry 42 of the root defaults
-    _defaults/00000000000000000042.json                          copy of this entry, which shows if defaults were lost
+    _defaults/00000000000000000042.json                          copy of this entry, to detect lost defaults
     _repair/<run>/<key>                                          object that a repair replaced or set aside
 
 The names of sparklog's own directories start with one `_`. If the name of a topic also starts with one `_`
-(`_schemas`), the name of its directory is escaped (`%5Fschemas`): see `topic_folder` and `folder_topic`. Releases up to
+(`_schemas`), the name of its directory is escaped (`%5Fschemas`). See `topic_folder` and `folder_topic`. Releases up to
 0.12 do not recognize such a directory as a topic.
 
 Paths in commits are relative to the directory of the topic. A path that starts with `/` is relative to the root,
-because a clone references files of the topic that it was cloned from. Versions have 20 digits, so that names sort like
-numbers.
+because a clone references files of the topic that it was cloned from. Versions are padded to 20 digits, so that names
+sort in numerical order.
 
 `_root.json` contains the random id of the root and is created once. Tasks use it to check that they write to the same
 root as the driver.
@@ -66,15 +66,17 @@ MAINTENANCE_FOLDER = "_maintenance"
 JOBS_FOLDER = "_jobs"
 ROOT_FOLDER = "_root"
 DEFAULTS_FOLDER = "_defaults"
-"""Contains the copy of the latest entry of the root defaults. It is separate, so that both are not lost together."""
+"""The directory of the copy of the latest root defaults entry. The copy is stored in a separate directory, so that the
+entry and its copy are not lost together.
+"""
 REPAIR_FOLDER = "_repair"
-"""Contains objects that repairs have set aside. No program reads them."""
+"""The directory of objects that repairs have replaced or set aside. No program reads these objects."""
 VERSION_DIGITS = 20
 MAX_ID = 1024
 MAX_ID_FOLDER = 200
 MAX_TOPIC_NAME = 249
 ESCAPE = "%5F"
-"""Replaces a single leading `_` of a topic name in its directory name."""
+"""The escape sequence that replaces a single leading `_` of a topic name in the topic's directory name."""
 MAX_VERSION = 2**63 - 1
 MAX_PARTITIONS = 100_000
 
@@ -89,7 +91,7 @@ _HARMLESS = re.compile(
     rf"lost\+found|\.snapshot|\.DS_Store|\.nfs[0-9a-f]+|{PROBE_FOLDER}|~[0-9a-f]{{24}}|_checkpoint[A-Za-z0-9._-]*"
 )
 _MAX_HINT_FOLDERS = 16
-"""Maximum number of directories of a bucket in which to search for a root, to report it in an error message."""
+"""Maximum number of directories in a bucket to search for a root that can be suggested in an error message."""
 
 
 def check_topic_name(name: str) -> str:
@@ -114,21 +116,21 @@ def is_topic_name(name: str) -> bool:
 
 
 def topic_folder(topic: str) -> str:
-    """Return the directory name of a topic: its name, with a single leading `_` escaped.
+    """Return the directory name of a topic, which is the topic name with a single leading `_` escaped.
 
-    Directory names are returned unchanged.
+    If the argument is already a directory name, it is returned unchanged.
     """
     return f"{ESCAPE}{topic[1:]}" if topic[:1] == "_" and topic[:2] != "__" else topic
 
 
 def folder_topic(folder: str) -> str | None:
-    """Return the name of the topic with this directory; None if it is not the directory of a topic."""
+    """Return the name of the topic with this directory, or None if the directory does not belong to a topic."""
     name = f"_{folder.removeprefix(ESCAPE)}" if folder.startswith(ESCAPE) else folder
     return name if is_topic_name(name) and topic_folder(name) == folder else None
 
 
 def key_topic(key: str) -> str | None:
-    """Return the name of the topic that a key belongs to; None for other keys."""
+    """Return the name of the topic that a key belongs to, or None if the key does not belong to a topic."""
     folder, slash, _ = key.partition("/")
     return folder_topic(folder) if slash else None
 
@@ -147,13 +149,13 @@ def _journal_folder(prefix: str) -> str:
 
 
 def log_folder(prefix: str) -> str:
-    """Return the directory of the entries of the journal under `prefix`, ending in `/`: see `commit_key`."""
+    """Return the directory, ending in `/`, of the journal entries under `prefix` (see `commit_key`)."""
     return f"{_journal_folder(prefix)}/{LOG_FOLDER}/"
 
 
 def commit_key(prefix: str, version: int) -> str:
     """Return the key of an entry of the journal under `prefix` (a topic, `_groups/<group>`, `_transactions/<id>`)."""
-    # Inlined, because an append creates several such keys.
+    # This code is inlined, because an append creates several keys.
     folder = _journal_folder(prefix) if prefix[:1] == "_" else prefix
     return f"{folder}/{LOG_FOLDER}/{version:020d}.json"
 
@@ -168,10 +170,11 @@ def check_id(text: str, what: str) -> str:
 
 
 def id_folder(text: str) -> str:
-    """Return the directory name of a group or transactional id: percent-encoded, or a hash if it exceeds 200 bytes.
+    """Return the directory name of a group or transactional id. The id is percent-encoded, or hashed if the encoded id
+    exceeds 200 bytes.
 
-    Letters, digits, `_`, `-` and `.` (except as the first character) are not encoded. A hash starts with `=`, which no
-    encoded id starts with.
+    Letters, digits, `_`, `-` and `.` (except as the first character) are not encoded. A hash starts with `=`. An
+    encoded id never starts with `=`.
     """
     name = "".join(
         chr(byte) if _PLAIN_ID.match(chr(byte)) and not (byte == ord(".") and index == 0) else f"%{byte:02X}"
@@ -217,7 +220,9 @@ def is_checkpoint_table_name(name: str) -> bool:
 
 
 def entry_number(key: str) -> int | None:
-    """Return the number in the key of an entry, a commit or a checkpoint header; None for other objects."""
+    """Return the number in the key of an entry, a commit or a checkpoint header, or None if the key belongs to another
+    object.
+    """
     digits, _, suffix = key.rsplit("/", 1)[-1].partition(".")
     return int(digits) if suffix == "json" and len(digits) == VERSION_DIGITS and digits.isdigit() else None
 
@@ -228,13 +233,13 @@ def numbers_below(store: Store, prefix: str, after: str = "") -> list[int]:
 
 
 def list_entries(store: Store, prefix: str, after: str = "") -> Iterator[ObjectInfo]:
-    """List the entries of the journal under `prefix` whose keys are greater than `after`, without its checkpoints."""
+    """List the journal entries under `prefix` whose keys are greater than `after`. Checkpoints are not listed."""
     # A version, padded to 20 digits, always starts with a zero, so this prefix excludes checkpoints.
     return store.list(f"{log_folder(prefix)}0", after)
 
 
 def entry_numbers(store: Store, prefix: str, after: int = -1) -> list[int]:
-    """Return the sorted numbers of the entries of the journal under `prefix` that are greater than `after`."""
+    """Return the sorted numbers of the journal entries under `prefix` whose keys are greater than `after`."""
     infos = list_entries(store, prefix, commit_key(prefix, after) if after >= 0 else "")
     return [number for info in infos if (number := entry_number(info.key)) is not None]
 
@@ -245,12 +250,12 @@ def append_path(read_version: int, unique: str) -> str:
 
 
 def commit_path(version: int) -> str:
-    """Return the path, below the topic's directory, of a commit, which is the data file of its inline records."""
+    """Return the path, below the topic's directory, of a commit. The commit is the data file of its inline records."""
     return f"{LOG_FOLDER}/{version:020d}.json"
 
 
 def commit_path_version(path: str) -> int | None:
-    """Return the version of a commit, given its path or key; None for other data files."""
+    """Return the version of a commit, given its path or key, or None if the path belongs to another data file."""
     match = _COMMIT_PATH.fullmatch(local_path(path))
     return int(match.group(1)) if match and int(match.group(1)) <= MAX_VERSION else None
 
@@ -261,7 +266,8 @@ def is_commit(path: str) -> bool:
 
 
 def copied_path(path: str, highest: int) -> str:
-    """Return the path of an append file that is a copy of a commit, for a log that already uses the commit's number.
+    """Return the path of an append file that is a copy of a commit. The copy is used if the log already has another
+    commit with the same number.
 
     The read version of the copy is at most `highest`. If the commit belongs to another topic, the name contains a hash
     of this topic.
@@ -289,12 +295,14 @@ def is_sealed(path: str) -> bool:
 
 
 def local_path(path: str) -> str:
-    """Return the path below the directory of the topic that wrote the file: `append/x` for `/other/append/x`."""
+    """Return the path below the directory of the topic that wrote the file, for example `append/x` for
+    `/other/append/x`.
+    """
     return path.split("/", 2)[2] if path.startswith("/") and path.count("/") >= 2 else path
 
 
 def path_read_version(path: str) -> int | None:
-    """Return the read version in the path of a data file; None if a commit must not reference such a path."""
+    """Return the read version in the path of a data file, or None if a commit must not reference such a path."""
     if path.startswith("/"):
         if key_topic(path[1:]) is None:
             return None
@@ -315,11 +323,14 @@ def file_key(topic: str, path: str) -> str:
 
 
 def foreign_name(store: Store) -> str | None:
-    """Return the name of a file or directory because of which a store cannot become a root; None if there is none."""
+    """Return the name of a file or directory that prevents a store from becoming a root, or None if there is no such
+    file.
+
+    """
     if isinstance(store, LocalStore):
         return next((name for name in store.names() if not _is_harmless(store.location, name)), None)
     after = ""
-    # This takes one listing per name, regardless of the number of objects in a directory.
+    # One listing is sent per name, regardless of the number of objects in a directory.
     while (info := next(store.list("", after), None)) is not None:
         name, slash, _ = info.key.partition("/")
         if _HARMLESS.fullmatch(name) is None and not (slash and _is_checkpoint(store, name)):
@@ -329,7 +340,7 @@ def foreign_name(store: Store) -> str | None:
 
 
 def reject_foreign_files(store: Store) -> None:
-    """Raise `BadRequest`, with a remedy, if the store contains files because of which it cannot become a root."""
+    """Raise `BadRequest`, with a remedy, if the store contains files that prevent it from becoming a root."""
     name = foreign_name(store)
     if name is None:
         return
@@ -374,7 +385,7 @@ def _exists_in(folder: str, name: str) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class RootId:
-    """The content of `_root.json`."""
+    """The content of the `_root.json` object."""
 
     root_id: str
     created_ms: int
@@ -385,7 +396,7 @@ ROOT_JSON = StoredDocument("root", RootId, *ROOT_MEMBERS)
 
 
 def read_root_id(store: Store) -> str:
-    """Return the id of the root in this store, with one request. Raises `NotFound` if the store is not a root."""
+    """Read the id of the root in this store with one request. Raises `NotFound` if the store is not a root."""
     try:
         data = store.get(ROOT_KEY)
     except NotFound:
@@ -398,7 +409,7 @@ def read_root_id(store: Store) -> str:
 
 
 def root_created_ms(store: Store) -> int:
-    """Return when this root was created, by the clock of its creator, with one request."""
+    """Read the creation time of this root, according to its creator's clock, with one request."""
     return ROOT_JSON.decode(store.get(ROOT_KEY), ROOT_KEY).created_ms
 
 
@@ -409,7 +420,8 @@ def _root_id_in(data: bytes) -> str:
 
 
 def create_root_id(store: Store, env: Env) -> str:
-    """Probe this store and make it a root. Return its id, or the id of another process if that process was first.
+    """Probe this store and create a root in it. Return the id of the root, which is the id of another process if that
+    process created the root first.
 
     Raises `BadRequest` if the store contains backups, an incomplete restore or other files.
     """

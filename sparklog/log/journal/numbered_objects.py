@@ -1,8 +1,7 @@
 """Numbered objects: create the next number if it is absent, and read forward to the first missing number.
 
-Every journal is based on this module. The number of an object is its position in one total order. The process that
-creates a number has won the race for it, and no process changes the object afterwards. This module reads only the
-commit id and the CRC-32C of an object.
+Every journal uses this module. The number of an object is its position in a total order. Only one process can create a
+number, and no process changes the object afterwards. This module reads only the commit id and the CRC-32C of an object.
 
 Writer A creates number n (`create`) as follows:
 
@@ -23,9 +22,9 @@ commits. Step 1 shows that the id of the root is different. If the copy has the 
 A missing number is read again for as long as caches may hide it. An object is never deleted if another object follows
 it; its creator then reports an unknown outcome.
 
-If a store lets two processes create the same number, the symptoms are the same as for a replaced root
-(`probe_results`). Therefore a process remembers the latest object that it created, and compares it with the objects
-that it reads next. This does not cost a request.
+If a store allows two processes to create the same number, the symptoms are the same as for a replaced root (see
+`probe_results`). Therefore a process remembers the latest object that it created, and compares it with the objects that
+it reads next. This comparison does not require a request.
 
 A missing number is the end of a journal only if no later number exists. If a later number exists, an object was lost,
 and a process that created the missing number would fork the journal. All readers follow this rule. They check for a
@@ -40,7 +39,7 @@ later number in different ways, depending on the requests that they make anyway:
 | a slow `create`                                       | a read (`_check_next`)               | one                  |
 
 If a later number exists, the missing number is read again for as long as caches may hide it. If it is still missing
-then, readers and writers fail with an error.
+afterwards, readers and writers fail with an error.
 """
 
 from __future__ import annotations
@@ -66,15 +65,15 @@ from sparklog.storage.store import Store
 READ_AHEAD = 16
 """Maximum number of objects to read in parallel on a remote store."""
 LOSER_READS = 2
-"""Number of later objects that a writer reads in parallel with the lost number, after it lost a race on a remote store.
+"""Number of later objects to read after a writer has lost a race on a remote store. They are read in parallel with the
+lost number.
 """
 STALE_MS = 3_600_000
-"""Time since the last read of the end of the journal after which the journal is opened again.
-
-By then, numbers may have been deleted and reused.
+"""Time since the last read of the end of the journal after which the journal is opened again, because numbers may have
+been deleted and reused.
 """
 CONFIRMING_READS = 3
-"""Number of consecutive reads that must show that an object is corrupt or different before the result is trusted."""
+"""Number of consecutive reads in which an object must be corrupt or different before the result is trusted."""
 REOPEN = "stop this process, and open the root again"
 REPLACED = (
     "the root was moved away and restored, or removed and created again; otherwise, the store does not create "
@@ -95,16 +94,19 @@ class CreateResult(Enum):
 
 @dataclass(frozen=True, slots=True)
 class ReadResult:
-    """The responses to several requests, which are made in parallel on a remote store."""
+    """The responses to several requests. On a remote store, the requests are sent in parallel."""
 
-    objects: tuple[bytes, ...] = ()  # consecutive objects, up to the first object that was not read
-    is_all: bool = False  # the object after them is missing
-    before: bytes | None = None  # object before this number; None if it was not read or is missing
-    is_root_checked: bool = False  # the root is still the opened root
+    # consecutive objects starting at a number, up to the first object that was not read
+    objects: tuple[bytes, ...] = ()
+    is_all: bool = False  # True if the object after `objects` is missing
+    before: bytes | None = None  # the object before `objects`, or None if it was not read or is missing
+    is_root_checked: bool = False  # True if the root is still the opened root
 
 
 class _Previous(Enum):
-    """What one attempt to read an expected object has shown. `EXPECTED` includes objects in the archive."""
+    """The result of one attempt to read an expected object. The result is also `EXPECTED` if the object is in the
+    archive.
+    """
 
     EXPECTED = "expected"
     DIFFERENT = "different"
@@ -122,19 +124,20 @@ EntryRef = tuple[int, int]
 class Expected:
     """The state that a new object follows, as read by its writer."""
 
-    seen: ClockReading  # when the writer last read the end of the journal
-    crc: int | None  # CRC-32C of the previous object; None if there is none
-    is_root_checked: bool = False  # the writer has just read the id of the root
+    seen: ClockReading  # the time at which the writer last read the end of the journal
+    crc: int | None  # CRC-32C of the previous object, or None if there is no previous object
+    is_root_checked: bool = False  # True if the writer has just read the id of the root
     earlier: EntryRef | None = None  # older object that must exist, because later objects were read in parallel with it
-    # when the writer last verified that no later number existed, or None for `seen`
+    # the time at which the writer last verified that no later number existed, or None if it is equal to `seen`
     checked: ClockReading | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class NumberedObjects:
-    """The numbered objects under `prefix`, in the root `root_id` if it is given.
+    """The numbered objects under `prefix`. If `root_id` is set, the objects must be in the root with this id.
 
-    `archived` returns the latest object that is also stored elsewhere. This object and older objects may be deleted.
+    `archived` returns the latest object that is also stored in an archive. This object and older objects may be
+    deleted.
     """
 
     store: Store
@@ -143,13 +146,15 @@ class NumberedObjects:
     root_id: str | None = None
     archived: Callable[[], EntryRef | None] = field(default=lambda: None, compare=False, repr=False)
     _unsynced: set[int] = field(default_factory=set, compare=False, repr=False)
-    """The latest number that this process has read and whose name may not survive a power loss yet."""
+    """The latest number that this process has read. The directory entry of its object may not survive a power failure
+    yet.
+    """
     _created: dict[int, tuple[int, str]] = field(default_factory=dict, compare=False, repr=False)
     """The latest number that this process has created, with its CRC-32C and commit id."""
 
     @property
     def is_remote(self) -> bool:
-        """True if requests cost a round trip, so that parallel requests take hardly longer than a single one."""
+        """True if each request costs a round trip, so that parallel requests take about as long as a single request."""
         return self.store.parallel_reads > 1
 
     def key(self, number: int) -> str:
@@ -158,16 +163,18 @@ class NumberedObjects:
     # -- reading
 
     def read(self, number: int) -> bytes | None:
-        """Return the object with this number; None if it does not exist."""
+        """Return the object with this number, or None if it does not exist."""
         return read_if_there(self.store, self.key(number))
 
     def read_forward(self, number: int, ahead: bool = False) -> list[bytes]:
-        """Read all objects from `number` on, up to the first missing one. Raises `Corrupt` if a later object exists.
+        """Read all objects starting at `number`, up to the first missing object. Raises `Corrupt` if a later object
+        exists.
 
-        This takes one request per object, and one for the missing number. On a remote store, the number of parallel
-        requests doubles up to 16 (`ahead`: 16 from the start), and the responses also show later numbers. On a disk, if
-        several objects were found, the number after the missing one is checked as well. With `ahead`, a later number is
-        not an error, because opening a log lists later numbers anyway.
+        One request is sent per object, and one request for the missing number. On a remote store, the number of
+        parallel requests doubles up to 16, and the responses also reveal later numbers. On a disk, if several objects
+        were found, the number after the missing number is also read. If `ahead` is true, the number of parallel
+        requests is 16 from the start. A later number is then not an error, because opening a log also lists later
+        numbers.
         """
         objects: list[bytes] = []
         backoff: Backoff | None = None
@@ -180,17 +187,17 @@ class NumberedObjects:
             if not backoff.wait():
                 raise self.gap(number + len(objects))
         if objects:
-            # All names are in one directory, so it is sufficient to sync the latest one. A follower may never need to
-            # sync any.
+            # All objects are in one directory, so syncing the latest object makes all names durable. A follower may
+            # never need to sync an object.
             self._unsynced.add(latest := number + len(objects) - 1)
             for older in [other for other in tuple(self._unsynced) if other < latest]:
                 self._unsynced.discard(older)
         return objects
 
     def _read_until_missing(self, number: int, ahead: bool, must_check: bool) -> tuple[list[bytes], bool]:
-        """Read objects up to the first missing one. Also return True if a later object is known to exist.
+        """Read objects up to the first missing object. Also return True if a later object is known to exist.
 
-        `must_check`: a later object existed before, so check for it again.
+        If `must_check` is true, a later object existed before, so check again whether it exists.
         """
         objects: list[bytes] = []
         if not self.is_remote:
@@ -212,11 +219,10 @@ class NumberedObjects:
             batch = min(2 * batch, READ_AHEAD)
 
     def read_and_list(self, number: int) -> tuple[list[bytes], int]:
-        """Read all objects from `number` on, and list them in parallel.
+        """Read all objects starting at `number`, and list the existing numbers in parallel.
 
-        Return the objects and the last existing number.
-
-        The listing may be stale, so later numbers that were read are also taken into account.
+        Return the objects and the last existing number. The listing may be stale, so later numbers that were read are
+        also taken into account.
         """
 
         def request(number_to_read: int | None) -> bytes | int | None:
@@ -230,12 +236,12 @@ class NumberedObjects:
         return objects, max([*existing, last if isinstance(last, int) else number - 1])
 
     def read_some(self, numbers: Sequence[int]) -> dict[int, bytes]:
-        """Return the objects with these numbers that exist. On a remote store, they are read in parallel."""
+        """Return the existing objects with these numbers. On a remote store, the objects are read in parallel."""
         objects = zip(numbers, map_requests(self.store, self.read, numbers), strict=True)
         return {number: data for number, data in objects if data is not None}
 
     def read_checking_root(self, number: int) -> ReadResult:
-        """Read all objects from `number` on, and check in parallel that the root is the opened root."""
+        """Read all objects starting at `number`, and check in parallel that the root is the opened root."""
 
         def request(first: int | None) -> list[bytes] | bool:
             return self._is_root() if first is None else self.read_forward(first)
@@ -251,11 +257,11 @@ class NumberedObjects:
         return entry_numbers(self.store, self.prefix, after)
 
     def last_listed(self, after: int) -> int:
-        """Return the largest listed number above `after`; `after` if there is none."""
+        """Return the largest listed number above `after`, or `after` if there is no such number."""
         return max(self.listed(after), default=after)
 
     def gap(self, missing: int) -> Corrupt | Unavailable:
-        """Return the error for a number that is still missing after a wait although a later number exists."""
+        """Return the error for a number that is still missing after the wait although a later number exists."""
         later = self.listed(missing - 1)
         if missing in later:
             problem = f"{self.key(missing)} in {self.store.location} is listed but cannot be read"
@@ -263,11 +269,12 @@ class NumberedObjects:
         return Corrupt(missing_numbers(self.store, missing, later), file=self.key(missing))
 
     def make_durable(self) -> None:
-        """Make the objects that have been read durable, before an object that depends on them is written elsewhere.
+        """Make the objects that have been read durable before an object that depends on these objects is written in
+        another directory.
 
-        A process may read a name before its writer has synced it, and file systems do not have to preserve the order of
-        two fsyncs. Therefore a later object in another directory may survive a power loss although this object does
-        not.
+        A process may read an object before its writer has synced the directory, and file systems do not have to
+        preserve the order of two fsyncs. Therefore a later object in another directory may survive a power loss
+        although this object does not.
         """
         for number in tuple(self._unsynced):
             self.store.settle(self.key(number))
@@ -276,14 +283,14 @@ class NumberedObjects:
     # -- creating
 
     def create(self, number: int, data: bytes, commit_id: str, expected: Expected) -> tuple[CreateResult, ReadResult]:
-        """Create a number, as described in the module documentation. Also return the objects that were read.
+        """Create a number, as described in the module docstring. Also return the objects that were read.
 
         Args:
             commit_id: The commit id in `data`, which identifies the object of this process.
 
         Raises:
-            Fenced: If the root was replaced, or if `number - 1` is not the expected object. Nothing has been written
-                then.
+            Fenced: If the root was replaced, or if `number - 1` is not the expected object. In both cases, nothing has
+                been written.
             Unavailable: If the outcome is unknown after 90 s. If permission is denied, the error is raised immediately,
                 and nothing has been written.
         """
@@ -301,8 +308,8 @@ class NumberedObjects:
             if result is None and backoff is not None and backoff.is_over():
                 if not found.objects:
                     raise self._unknown(number, failure)
-                # The object has no readable commit id, so another writer created it: the commit id of this writer's
-                # object would be readable by now.
+                # The object has no readable commit id, so another writer created it. If this writer had created it, its
+                # commit id would be readable by now.
                 result = CreateResult.CONFLICT
             if result is not None:
                 return self._verified(result, found, number, commit_id, expected), found
@@ -329,7 +336,7 @@ class NumberedObjects:
     def _read_after_conflict(self, number: int) -> ReadResult:
         """Read the number.
 
-        On a remote store, also read what the loser of a race needs for its next attempt, in parallel.
+        On a remote store, also read the objects that the writer needs for its next attempt in parallel.
         """
         if not self.is_remote:
             stored = self.read(number)
@@ -347,7 +354,7 @@ class NumberedObjects:
         )
 
     def _read_or_false(self, number: int | None) -> bytes | bool | None:
-        """Return an object or, if `number` is None, whether the root is the opened root.
+        """Return an object. If `number` is None, return whether the root is the opened root.
 
         Return False if the request fails.
         """
@@ -375,8 +382,8 @@ class NumberedObjects:
 
         If this writer's object may have filled a gap, also check the object after the gap.
 
-        The loser of a race checks as well, because the winner may be a process that outlived the root and will delete
-        its object.
+        A writer that lost the race also performs this check, because the other process may have outlived the root. That
+        process then deletes its object.
         """
         is_created = result is CreateResult.CREATED
         previous: list[EntryRef] = [] if expected.crc is None else [(number - 1, expected.crc)]
@@ -384,7 +391,7 @@ class NumberedObjects:
             previous.append(expected.earlier)
         must_check_next = is_created and self.env.elapsed_ms(expected.checked or expected.seen) > RECENT_MS
         if self.is_remote and len(previous) + must_check_next > 1:
-            # One round trip is sufficient if all of these objects are as expected.
+            # One round trip is sufficient if all of these objects are the expected objects.
             numbers = [*(earlier for earlier, _ in previous), *([number + 1] if must_check_next else [])]
             objects = dict(zip(numbers, map_requests(self.store, self._read_or_false, numbers), strict=True))
             must_check_next = must_check_next and objects[number + 1] is not None
@@ -401,12 +408,12 @@ class NumberedObjects:
         return result
 
     def _confirm_previous(self, number: int, ref: EntryRef, commit_id: str, seen: ClockReading) -> bool:
-        """Return True if an expected object before `number` exists; False if it may be deleted, because the check took
-        long.
+        """Return True if an expected object before `number` exists. Return False if the check took so long that the
+        object may have been deleted.
 
-        Two time limits apply. Caches may hide an object until the first limit (`hidden`), so only reads after it show
-        that the object is missing or different. The second limit (`unclear`) applies to failed requests, and to reads
-        after the first limit whose result is not conclusive.
+        Two time limits apply. Caches may hide an object until the first limit (`hidden`), so only reads after this
+        limit prove that the object is missing or different. The second limit (`unclear`) applies to failed requests,
+        and to reads after the first limit whose result is inconclusive.
 
         Raises:
             Fenced: The object is missing or different.
@@ -423,7 +430,7 @@ class NumberedObjects:
                 previous, failure = _Previous.UNCLEAR, str(error)
             if previous is _Previous.EXPECTED:
                 return True
-            # Created here, because the first read is sufficient for nearly every commit.
+            # Create the backoff only here, because the first read is sufficient for nearly every commit.
             hidden = hidden or Backoff(self.env)
             unclear = (unclear or Backoff(self.env)) if is_over or failure else None
             if self.env.elapsed_ms(seen) > STALE_MS:
@@ -470,7 +477,7 @@ class NumberedObjects:
     def _check_next(self, number: int, data: bytes) -> None:
         """Check the object after a new object.
 
-        If it follows another object, which was lost, delete the new object and raise an error.
+        If the next object follows another object, which was lost, delete the new object and raise an error.
 
         A process that outlived the root may have created the next object and delete it soon, so wait for the deletion
         first.
@@ -498,9 +505,9 @@ class NumberedObjects:
     def _reject(self, number: int, earlier: int, commit_id: str) -> NoReturn:
         """Raise `Fenced` because `number` does not follow the expected object. If this process created it, delete it.
 
-        Raises `Unavailable` if another process has created the next number. That process either reads an object that
-        this process cannot read, or will delete its own object. It may have created its object at the end of this
-        process's wait, and it waits for the same time.
+        Raises `Unavailable` if another process has created the next number. Either that process can read an object that
+        this process cannot read, or it will delete its own object. That process may have created its object at the end
+        of this process's wait, and then waits for the same time.
         """
         key = self.key(number)
         backoff = Backoff(self.env, 2 * SETTLE_MS)
@@ -511,7 +518,7 @@ class NumberedObjects:
                 is_own = data is not None and peek_commit_id(data) == commit_id
                 if data is not None and is_own and self._withdraw(number, data):
                     raise self._replaced(earlier, note=f"; {key} was withdrawn")
-                # An object that a cache hides may belong to another process, so it is deleted only after it was read.
+                # An object that a cache hides may belong to another process, so delete it only after it was read.
                 if not is_own and (data is not None or not any(info.key == key for info in self.store.list(key))):
                     raise self._replaced(earlier)
                 if not is_own:
@@ -528,7 +535,7 @@ class NumberedObjects:
     def _withdraw(self, number: int, data: bytes) -> bool:
         """Delete the object that was just created with `data`.
 
-        If the next object follows it, the object is kept, and the result is False.
+        If the next object follows the new object, the new object is kept, and the result is False.
         """
         crc, is_deletion_sent = crc32c.crc32c(data), False
         backoff = Backoff(self.env)
@@ -539,8 +546,8 @@ class NumberedObjects:
                     if is_deletion_sent:
                         self._restore(number, data)
                     return False
-                # Check for a following object before and after the deletion. A later following object finds its
-                # predecessor missing.
+                # Check for a following object before and after the deletion. A process that creates a following object
+                # later finds that the previous object is missing.
                 if is_deletion_sent and self.read(number) != data:
                     return True
                 if is_deletion_sent and not backoff.wait():
@@ -573,13 +580,16 @@ class NumberedObjects:
         raise Fenced(f"{message}: {self.key(number)} was not written; {REOPEN}")
 
     def _is_root(self) -> bool:
-        """Return True if the root is the opened root; False if not, or if this cannot be read."""
+        """Return True if the root is the opened root.
+
+        Return False if it is another root, or if its id cannot be read.
+        """
         with suppress(Unavailable, Corrupt):
             return self.root_id is None or self._root_id() == self.root_id
         return False
 
     def _root_id(self) -> str | None:
-        """Return the id of the root; None if there is no root, which a listing must confirm."""
+        """Return the id of the root. Return None if there is no root and a listing confirms this."""
         for tries in range(CONFIRMING_READS):
             try:
                 return read_root_id(self.store)
@@ -598,8 +608,8 @@ class NumberedObjects:
     def create_copy(self, key: str, data: bytes, number: int, crc: int | None) -> bool:
         """Create a copy of `number`, whose CRC-32C is `crc`, under `key`. Return False if a copy exists.
 
-        Raises `Fenced` if the journal does not contain this object. A copy is only an optimization, so it is deleted in
-        case of doubt, because a copy from another journal would be read as the latest state.
+        Raises `Fenced` if the journal does not contain this object. In case of doubt, the copy is deleted, because a
+        copy is only an optimization, and a copy from another journal would be read as the latest state.
         """
         try:
             created = self.store.create(key, data)
@@ -643,13 +653,17 @@ class NumberedObjects:
                 self._created.pop(older, None)
 
     def check_created(self, first: int, crcs: Sequence[int | None]) -> None:
-        """Raise `Fenced` if a number created here is among the objects just read (from `first` on) with another CRC."""
+        """Raise `Fenced` if an object that was just read has a number that this process created, but another CRC.
+        `first` is the number of the first object.
+        """
         for number, (crc, _) in tuple(self._created.items()):
             if 0 <= number - first < len(crcs) and crcs[number - first] != crc:
                 raise self._replaced(number)
 
     def check_followed(self, number: int) -> None:
-        """Raise `Fenced` if the chain is broken after `number` because it was replaced, or because of the store."""
+        """Raise `Fenced` if the chain is broken after `number`, because `number` was replaced or the store does not
+        provide its guarantees.
+        """
         data = None
         with suppress(Unavailable):
             data = self.read(number)
@@ -661,7 +675,7 @@ class NumberedObjects:
             raise error
 
     def invalidate(self) -> None:
-        """Discard the cached probe result of the store, because a chain in it is broken."""
+        """Discard the cached probe result of the store, because a chain in the store is broken."""
         from sparklog.log.journal.probe_results import invalidate
 
         invalidate(self.store, self.env.wall_ms)
@@ -670,7 +684,7 @@ class NumberedObjects:
         return f"{self.key(number)} in {self.store.location} differs from the object that this process has read"
 
     def _replaced(self, number: int, note: str = "", commit_id: str | None = None) -> Fenced:
-        """Return the error for a replaced number, with a note about what was done.
+        """Return the error for a replaced number, with a note about the actions that were taken.
 
         `commit_id` is the id of the object that this process created.
         """
@@ -694,7 +708,9 @@ def _leading_objects(responses: Sequence[object]) -> list[bytes]:
 
 
 def _conclusion(found: ReadResult, data: bytes, commit_id: str) -> CreateResult | None:
-    """Return who created the object; None if there is no object yet, or if its commit id cannot be read."""
+    """Return whether this process or another process created the object. Return None if there is no object yet, or if
+    its commit id cannot be read.
+    """
     if not found.objects:
         return None
     stored = found.objects[0]

@@ -1,11 +1,11 @@
-"""Cached results of probes, so that not every process has to probe a store.
+"""Cache the results of probes, so that not every process has to probe a store.
 
 Results are cached in the process for every store. If a probe costs many requests (`Store.probe_rounds` above 1), the
 result is also cached in the root, as `_probe/verdict-<hash>.json`. A result is valid for one location and server. The
 hash is computed from both, so if a root is copied to another bucket or endpoint, its result is not read there.
 
-Each process that commits to a local path probes it, which takes milliseconds. On another host, the same path may be
-another mount, or another client of a network file system.
+Each process that commits to a local path probes it, which takes a few milliseconds. The result is not shared, because
+the same path may be another mount, or another client of a network file system, on another host.
 
 A server may be replaced or upgraded without a change of its endpoint. Therefore a result expires after a day, or as
 soon as an observation contradicts it: `reverify` discards the result and probes again.
@@ -37,19 +37,21 @@ from sparklog.storage.store import PROBE_FOLDER, Store
 from sparklog.version import __version__
 
 RESULT_MS = 86_400_000
-"""Lifetime of a result. The vacuum keeps unreferenced files for the same time (`file.delete.delay.ms`).
+"""Time after which a result expires. The vacuum keeps unreferenced files for the same time (`file.delete.delay.ms`).
 
-Therefore, if the next probe shows that commits may have been lost, the files of their records still exist.
+Therefore, if the next probe shows that commits may have been lost, the data files of these commits still exist.
 """
 REVERIFY_MS = 60_000
-"""Time between two reverifications. Limits the load of a process that fails repeatedly in a restored root."""
+"""Minimum time between two reverifications. It limits the load of a process that fails repeatedly in a restored root.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class ProbeResult:
     """A successful probe of a store.
 
-    `server` is empty if the endpoint is the cloud provider's. `sparklog` is the version that ran the probe.
+    `server` is empty if the default endpoint of the cloud provider is used. `sparklog` is the sparklog version that ran
+    the probe.
     """
 
     location: str
@@ -71,9 +73,9 @@ PROBE_RESULT_JSON = StoredDocument(
 
 _RESULT_KEY = re.compile(rf"{PROBE_FOLDER}/verdict-[0-9a-f]{{16}}\.json")
 _probed: dict[tuple[str, str], int] = {}
-"""The location and server of the stores that this process trusts, and the times of their probes."""
+"""The time of the last successful probe of each store, by location and server."""
 _reverified: dict[tuple[str, str], int] = {}
-"""The location and server of the stores that passed a reverification, and the times."""
+"""The time of the last successful reverification of each store, by location and server."""
 _lock = ForkLock()
 
 
@@ -92,7 +94,9 @@ def ensure_probed(store: Store, wall_ms: Clock = wall_clock_ms) -> None:
 
 
 def probe_anew(store: Store, wall_ms: Clock = wall_clock_ms) -> ProbeReport:
-    """Probe a store even if its result is cached. Replace the result, or discard it if a guarantee does not hold."""
+    """Probe a store even if its result is cached. Replace the cached result, or discard it if a guarantee does not
+    hold.
+    """
     try:
         report = probe(store, wall_ms)
     except BadRequest:
@@ -104,7 +108,9 @@ def probe_anew(store: Store, wall_ms: Clock = wall_clock_ms) -> ProbeReport:
 
 
 def reverify(store: Store, wall_ms: Clock) -> BadRequest | None:
-    """Discard the result of a store that has contradicted it, and probe again. Return the error if the probe fails."""
+    """Discard the result of a store whose behavior contradicts the result, and probe the store again. Return the error
+    if the probe fails.
+    """
     if not (store.needs_probe and store.writable) or _is_fresh(_reverified, store, wall_ms(), REVERIFY_MS):
         return None
     with _lock:
@@ -122,7 +128,8 @@ def reverify(store: Store, wall_ms: Clock) -> BadRequest | None:
 def invalidate(store: Store, wall_ms: Clock) -> None:
     """Discard the result of a store that contains a broken chain.
 
-    The next process that commits probes the store. A reader may not have permission to write.
+    The store is not probed here, because a reader may not have permission to write. The next process that commits
+    probes the store.
     """
     if store.needs_probe and store.writable and not _is_fresh(_reverified, store, wall_ms(), REVERIFY_MS):
         discard_result(store)
@@ -145,7 +152,9 @@ def _store_id(store: Store) -> tuple[str, str]:
 
 
 def _is_fresh(times: dict[tuple[str, str], int], store: Store, now_ms: int, limit_ms: int = RESULT_MS) -> bool:
-    """Return True if the time of a store is recent and not far in the future, because clocks may be adjusted."""
+    """Return True if a probe time of a store is recent. A time that is far in the future is not recent, because the
+    clock may have been adjusted.
+    """
     probed_ms = times.get(_store_id(store))
     return probed_ms is not None and abs(now_ms - probed_ms) < limit_ms
 
@@ -160,7 +169,9 @@ def _key(store: Store) -> str:
 
 
 def _stored_result(store: Store, now_ms: int) -> int | None:
-    """Return when this store last passed a probe as strict as the current one; None if never or too long ago."""
+    """Return the time at which this store last passed a probe that is at least as strict as the current probe. Return
+    None if there is no such probe, or if it has expired.
+    """
     key = _key(store)
     try:
         result = PROBE_RESULT_JSON.decode(store.get(key), key)
@@ -192,7 +203,7 @@ _NOTE = re.compile(rf"{_PREFIX}[0-9a-f]{{16}}\.json")
 
 @dataclass(frozen=True, slots=True)
 class LostCommit:
-    """A commit or entry that a process created successfully under `key`, and that no longer exists."""
+    """A commit or entry that a process created successfully under `key` and that no longer exists."""
 
     key: str
     commit_id: str
@@ -209,7 +220,9 @@ def is_note(key: str) -> bool:
 
 
 def lost_commits(store: Store) -> Iterator[tuple[str, LostCommit]]:
-    """Yield the notes of a root with their keys. Unreadable notes and notes about existing commits are skipped."""
+    """Yield the notes about lost commits of a root, with their keys. Unreadable notes and notes about existing commits
+    are skipped.
+    """
     for info in store.list(_PREFIX):
         if not is_note(info.key):
             continue
@@ -221,7 +234,8 @@ def lost_commits(store: Store) -> Iterator[tuple[str, LostCommit]]:
 
 
 def contradiction(store: Store, env: Env, what: str, lost: tuple[str, str] | None) -> Fenced | None:
-    """Probe a store whose response contradicts the knowledge of this process. Return the error if the probe fails.
+    """Probe a store whose response contradicts the state that this process has read. Return the error if the probe
+    fails.
 
     Args:
         store: The store.

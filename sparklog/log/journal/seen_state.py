@@ -1,4 +1,4 @@
-"""Values of a journal: its root, its latest known state, and the entries that were read to reach this state."""
+"""Data classes of a journal: its root, its latest known state, and the entries that were read to reach this state."""
 
 from __future__ import annotations
 
@@ -12,7 +12,9 @@ from sparklog.storage.store import Store
 
 
 class State(Protocol):
-    """The state after entry `number`, whose bytes have the CRC-32C `crc`. -1 and None for an empty journal."""
+    """The state after entry `number`, whose bytes have the CRC-32C `crc`. If the journal is empty, `number` is -1 and
+    `crc` is None.
+    """
 
     @property
     def number(self) -> int: ...
@@ -39,7 +41,7 @@ E = TypeVar("E", bound=Chained)
 
 @dataclass
 class RootAccess:
-    """Access of journals to their root: the store, the clocks, and the id of the opened root, if it is known."""
+    """The access of a journal to its root: the store, the clocks, and the id of the opened root, if the id is known."""
 
     store: Store
     env: Env
@@ -57,14 +59,16 @@ class RootAccess:
 
 @dataclass(frozen=True, slots=True)
 class SeenState(Generic[S]):
-    """A state that was the latest one when it was read."""
+    """A state that was the latest state when it was read."""
 
     state: S
-    seen: ClockReading  # taken before the request that read the end of the journal
-    checked: ClockReading  # when it was last verified that no later number existed; a poll only reads the next number
+    seen: ClockReading  # the time before the request that read the end of the journal
+    # the time at which it was last verified that no later number existed; a poll only reads the next number
+    checked: ClockReading
     checkpoint: int = -1  # number of the latest known checkpoint
     tail_bytes: int = 0  # size of the entries since the checkpoint
-    earlier: EntryRef | None = None  # an earlier entry that was not read again after the latest entries
+    # an entry older than the latest entries that has not been read again since they were read
+    earlier: EntryRef | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +78,7 @@ class Advance(Generic[S, E]):
     latest: SeenState[S]
     entries: Sequence[E] = ()
     is_root_checked: bool = False  # the id of the root was checked at the same time
-    last_listed: int | None = None  # largest listed number; None if nothing was listed
+    last_listed: int | None = None  # largest listed number, or None if nothing was listed
 
     def with_id(self, commit_id: str) -> E | None:
         for entry in self.entries:

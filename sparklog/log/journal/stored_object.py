@@ -1,7 +1,7 @@
-"""Read an object of a log as a value or as its damage.
+"""Read an object of a log, and return its value or a description of the damage.
 
-Readers that need the object call `expect`, which raises the damage as an error. Programs that read everything in a
-root, such as `verify`, continue with the next object.
+Readers that need the object call `expect`, which raises an error if the object is damaged. Programs that read all
+objects in a root, such as `verify`, continue with the next object.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class StoredObject(Generic[T]):
     damage: Corrupt | BadRequest | None = None
 
     def expect(self) -> T:
-        """Return the value, or raise the damage."""
+        """Return the value. Raise the error if the object is damaged."""
         if self.damage is not None:
             raise self.damage
         assert self.value is not None

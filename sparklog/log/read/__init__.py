@@ -1,1 +1,1 @@
-"""Reading: plans of a snapshot, fetches, scans, tails, look-ups by time and by key."""
+"""Reading: read plans, fetches, scans, tails, and lookups by time and by key."""

@@ -1,10 +1,11 @@
 """Find Kafka's aborted transactions, whose records a `read_committed` read of imported data must skip.
 
-An ABORT marker can be far after the records that it aborts. Therefore all slices with ABORT markers
-(`SliceFlag.KAFKA_ABORTED`) from the start of the range are relevant, not only the slices in the range. A segment stores
-the aborted transactions in its `.txnindex`, an append file in its footer. As in Kafka, the search stops at the first
-marker by which all transactions that began before the end of the range have ended. These files never change, so each
-process reads them once. Other slices, and therefore native topics, require no requests.
+An ABORT marker can be far after the records that it aborts. Therefore, all slices with ABORT markers
+(`SliceFlag.KAFKA_ABORTED`) after the start of the range are relevant, not only the slices in the range. A segment
+stores the aborted transactions in its `.txnindex`, and an append file stores them in its footer. As in Kafka, the
+search stops at the first marker after which all transactions that began before the end of the range have ended. These
+files never change, so each process reads them once. Slices without ABORT markers, and therefore native topics, do not
+require requests.
 """
 
 from __future__ import annotations
@@ -87,10 +88,10 @@ def _read(
 
 
 def aborted_of(store: Store, planned: PlannedSlice, crc: int = 0) -> AbortedTransactions:
-    """Return the transactions whose ABORT markers are in a slice.
+    """Return the aborted transactions whose ABORT markers are in a slice.
 
     Args:
-        crc: The CRC-32C of the segment's three index files, as stored in its commit; 0 if unknown.
+        crc: The CRC-32C of the segment's three index files, as stored in the segment's commit, or 0 if it is unknown.
 
     Raises:
         Corrupt: If the entries are damaged.
@@ -110,7 +111,7 @@ def aborted_of(store: Store, planned: PlannedSlice, crc: int = 0) -> AbortedTran
 def _from_segment(store: Store, planned: PlannedSlice, crc: int) -> AbortedTransactions:
     """Read the `.txnindex` and verify it, because a wrong entry would make aborted records visible.
 
-    The commit has one checksum for all three index files, so the other two files are read as well.
+    The commit contains one checksum for all three index files, so the other two files are also read.
     """
     name = planned.file.removesuffix("log")
     key = f"{name}txnindex"

@@ -1,7 +1,6 @@
 """Read the auxiliary files of a data file: key filters, and the indexes of sealed segments.
 
-Auxiliary files contain no additional information. If an auxiliary file cannot be read, readers read the data file
-without it.
+Auxiliary files contain no additional information. If an auxiliary file cannot be read, only the data file is read.
 """
 
 from __future__ import annotations
@@ -16,11 +15,11 @@ _LOG = logging.getLogger("sparklog.log")
 
 
 class Unreadable(Exception):  # noqa: N818
-    """The file may exist, but currently cannot be read."""
+    """Raised if a file may exist but currently cannot be read."""
 
 
 def read_auxiliary_file(store: Store, key: str, length: int | None = None) -> bytes | None:
-    """Return the first `length` bytes of a file; None if the file does not exist.
+    """Return the first `length` bytes of a file, or None if the file does not exist.
 
     If an error may be temporary, a warning is logged, and `Unreadable` is raised.
     """

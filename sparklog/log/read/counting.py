@@ -1,4 +1,4 @@
-"""Count records, and find their minimum and maximum timestamps, without opening data files.
+"""Count records, and find their minimum and maximum timestamps, without reading data files.
 
 Offsets are not sufficient, because markers, aborted records and compaction leave gaps. Each slice stores its number of
 records. A count is an upper bound if the log start offset or the last stable offset is inside a slice with gaps, or if
@@ -47,14 +47,14 @@ class RecordCount:
 
     @property
     def earliest_ms(self) -> int | None:
-        """Lower bound of the records' timestamps; None if no record has a timestamp."""
+        """Lower bound of the records' timestamps, or None if no record has a timestamp."""
         return min(
             (partition.earliest_ms for partition in self.partitions if partition.earliest_ms is not None), default=None
         )
 
     @property
     def latest_ms(self) -> int | None:
-        """Upper bound of the records' timestamps; None if no record has a timestamp."""
+        """Upper bound of the records' timestamps, or None if no record has a timestamp."""
         return max(
             (partition.latest_ms for partition in self.partitions if partition.latest_ms is not None), default=None
         )

@@ -1,8 +1,9 @@
 """Read the valid batches of a corrupt slice, and report or skip its corrupt batches.
 
-The CRC-32C of a slice shows that a byte is wrong, but not which byte. Batches have their own checksums. Therefore a
-reader gets the valid batches in order, up to the first corrupt batch in the requested offsets. Operations that rewrite
-slices (sealing, merging, cleaning, exporting) reject a corrupt slice, so that they do not lose records.
+The CRC-32C of a slice shows that the slice is corrupt, but not which byte is wrong. Batches have their own checksums.
+Therefore, a reader returns the valid batches in order, up to the first corrupt batch in the requested offsets.
+Operations that rewrite slices (sealing, merging, cleaning, exporting) reject a corrupt slice, so that they do not lose
+records.
 
 If every batch is valid, the wrong byte is in a field that batch checksums do not cover: a base offset or a leader
 epoch. If the batches cover the offsets of the slice without a gap, their base offsets are correct, and the batches are

@@ -1,7 +1,7 @@
 """Decode fetched bytes to Arrow record batches. Runs only in tasks, because it loads the kernels.
 
-Small slices of any partitions are decoded together, and small results are joined, so that a thousand small slices do
-not result in a thousand record batches. Large slices are decoded a few Kafka batches at a time.
+Small slices of different partitions are decoded together, and small results are joined, so that a thousand small slices
+do not result in a thousand record batches. Large slices are decoded a few Kafka batches at a time.
 """
 
 from __future__ import annotations
@@ -32,12 +32,15 @@ Int64s = npt.NDArray[np.int64]
 
 DECODED = {"key", "value", "headers"}
 ROW_BYTES = 40
-"""Bytes of a record in Arrow, except key, value and headers: offset, timestamp and its type, partition, array offsets.
+"""Size of a record in Arrow without key, value and headers. It includes the offset, the timestamp and its type, the
+partition, and array offsets.
 """
 MAX_BATCHES_PER_CALL = 256
-"""Maximum number of batches to decode together, because later batches may expand differently."""
+"""Maximum number of batches to decode together. The limit is required because later batches may have another
+compression ratio.
+"""
 FIRST_EXPANSION = 4.0
-"""Ratio of decoded to stored bytes that is assumed until the first batch is decoded."""
+"""Assumed ratio of decoded bytes to stored bytes before the first batch is decoded."""
 
 
 def read_cursors(
@@ -47,9 +50,8 @@ def read_cursors(
     threads: int = 1,
     on_skipped: OnSkipped | None = None,
 ) -> Iterator[pa.RecordBatch]:
-    """Yield the records of ranges.
-
-    Corrupt batches are reported to `on_skipped`. If it is None, `Corrupt` is raised at the first corrupt batch.
+    """Yield the records of the ranges. Corrupt batches are reported to `on_skipped`. If `on_skipped` is None, `Corrupt`
+    is raised at the first corrupt batch.
     """
     return read_fetched(Fetcher(cursors, on_skipped=on_skipped), columns, batch_bytes, threads, on_skipped)
 
@@ -102,7 +104,7 @@ def _chunks(pieces: Iterable[FetchedBatches], decoder: _Decoder, batch_bytes: in
 
 @dataclass(slots=True)
 class _DecodeChunk:
-    """Fetched batches in one contiguous buffer. `piece_of` contains the index in `pieces` for each batch."""
+    """Fetched batches in one contiguous buffer. `piece_of` contains, for each batch, its index in `pieces`."""
 
     pieces: list[FetchedBatches]
     data: memoryview
@@ -140,8 +142,8 @@ class _Decoder:
             try:
                 batches = list(self._batches(pieces, data))
             except Corrupt:
-                # Decode each slice separately, to yield the valid batches, and to report the file and position in the
-                # error.
+                # Decode each slice separately, so that the valid batches are yielded and the error contains the file
+                # and the position.
                 for piece in pieces:
                     yield from self._batches([piece], piece.data)
                 return
@@ -215,7 +217,7 @@ class _Decoder:
     def _offsets_only(self, chunk: _DecodeChunk) -> RecordColumns | None:
         """Return records without decoding batches.
 
-        The result is None unless only offsets are requested and every offset has a record.
+        Return None if other columns are also requested, or if an offset has no record.
         """
         headers = chunk.headers
         cheap = not {"key", "value", "headers", "timestamp"}.intersection(self._columns)
@@ -251,9 +253,8 @@ class _Decoder:
 
     @staticmethod
     def _times(records: RecordColumns, chunk: _DecodeChunk) -> Int64s:
-        """Return the timestamps.
-
-        LogAppendTime batches that do not store the append time use the append time of the commit.
+        """Return the timestamps of the records. If a LogAppendTime batch does not store the append time, its records
+        have the append time of the commit.
         """
         append_times = np.asarray([piece.slice.append_time for piece in chunk.pieces], np.int64)
         if (append_times < 0).all():
@@ -298,7 +299,7 @@ def _contiguous(parts: list[memoryview]) -> memoryview:
 
 
 def _opened_before(headers: BatchHeaders) -> Int64s:
-    """Return the number of batches before each batch, without counting uncompressed messages of formats v0 and v1."""
+    """Return the number of batches before each batch. Uncompressed messages in format v0 or v1 are not counted."""
     if headers.magic is None:
         return np.arange(len(headers), dtype=np.int64)
     counted = (~headers.is_legacy | (headers.codec != 0)).astype(np.int64)

@@ -1,20 +1,21 @@
-"""Fetch the slices of a plan with few requests, and plan again if a planned file no longer exists.
+"""Fetch the slices of a plan with few requests. If a planned file no longer exists, plan the read again.
 
 Adjacent slices of a file are fetched in one request if they are the next slices of their ranges, even if they belong to
-different partitions. A task that reads 8 partitions from n small append files therefore makes n requests instead of 8
-n. A slice of up to `span_bytes` is fetched entirely and checked with its CRC-32C. Larger slices are fetched in windows
-of that size. If the range starts or ends inside a large slice, the index in the footer gives the positions to read. A
-task therefore never needs more memory than a few times `span_bytes`. If each request costs a round trip, several
-requests are in flight (`sparklog.log.read.read_ahead`), which only changes the boundaries of windows.
+different partitions. Therefore, a task that reads 8 partitions from n small append files sends n requests instead of 8n
+requests. If a slice is at most `span_bytes` long, the entire slice is fetched, and its CRC-32C is verified. Larger
+slices are fetched in windows of `span_bytes`. If the range starts or ends inside a large slice, the positions to read
+are looked up in the index of the footer. Therefore, the memory of a task is limited to a few times `span_bytes`. If
+each request costs a round trip, several requests are in flight (`sparklog.log.read.read_ahead`). This changes only the
+boundaries of windows.
 
 Sealed segments have no footer: see `sparklog.log.read.segment_seek`.
 
-A fetch of a corrupt slice returns its valid batches up to the first corrupt one (`sparklog.log.read.damaged_slices`),
-unless the fetch is `strict`.
+If a slice is corrupt, its valid batches up to the first corrupt batch are returned
+(`sparklog.log.read.damaged_slices`), unless the fetch is `strict`.
 
 If a file does not exist, it was replaced (merged, sealed or compacted) after the plan was made. The topic is then
-opened again, and the same offsets are read from the new files. Data is lost only if the log start offset has passed the
-offsets.
+opened again, and the same offsets are read from the new files. If the log start offset has passed these offsets, their
+records have been deleted.
 """
 
 from __future__ import annotations
@@ -60,30 +61,31 @@ class FetchedBatches:
     data: memoryview
     position: int  # position of `data[0]` in the file of the slice
     slice: PlannedSlice
-    start: int  # the requested offsets are `[start, end)`
+    start: int  # start of the requested offsets `[start, end)`
     end: int
-    cut: bool  # the batches are only a part of the slice
-    verified: bool  # the checksums have been verified
+    cut: bool  # True if the batches are only a part of the slice
+    verified: bool  # True if the checksums have been verified
     headers: BatchHeaders | None = None  # batch headers of `data`, if they have been scanned
 
 
 @dataclass(slots=True)
 class Cursor:
-    """The progress of one range: offsets below `next` have been fetched, and `at` is the index of the next slice."""
+    """The progress of one range. Offsets below `next` have been fetched, and `at` is the index of the next slice."""
 
     store: Store
     range: OffsetRange
     slices: PlannedSlices
     replan: Callable[[int], tuple[int, PlannedSlices]]
-    """Plans the offsets from a given offset again. Returns the offset to continue with, and the new slices.
+    """A function that plans the range again, starting at a given offset. It returns the offset to continue with, and
+    the new slices.
 
-    The returned offset is greater than the given offset only if deleted offsets may be skipped.
+    If deleted offsets may be skipped, the returned offset can be greater than the given offset.
     """
     next: int
     at: int = 0
     _rows: list[PlannedSlice] = field(default_factory=list)
     _first: int = 0
-    """Index of the first slice in `_rows`, which contains a few slices at a time."""
+    """Index of the first slice in `_rows`. `_rows` contains a few slices at a time."""
     location: str = field(init=False)
 
     def __post_init__(self) -> None:
@@ -109,7 +111,8 @@ class Cursor:
 class _Job:
     """The next slices to read.
 
-    A job has either adjacent slices of a file, or one slice that is read in windows from position `low` of `file`.
+    A job consists of adjacent slices of a file, or of one slice that is read in windows starting at position `low` of
+    `file`.
     """
 
     slices: list[tuple[Cursor, PlannedSlice, int]]  # the cursor, the slice and the first requested offset
@@ -194,7 +197,9 @@ class Fetcher:
 
     @staticmethod
     def _in_windows(cursor: Cursor, planned: PlannedSlice) -> bool:
-        """Return True if a slice is too large for one request, or if only a part is needed and the index is used."""
+        """Return True if a slice is too large for one request, or if only a part of the slice is needed and the index
+        is used to find it.
+        """
         limits = cursor.store.limits
         return planned.size > limits.span_bytes or (planned.size > limits.index_min_bytes and cursor.cuts(planned))
 
@@ -217,7 +222,7 @@ class Fetcher:
         return True
 
     def _more(self) -> bool:
-        """Plan one more job while other jobs are read.
+        """Plan one more job while other jobs are being read.
 
         A job that uses an index is not planned ahead, because its index is read only when the job is due.
         """
@@ -229,7 +234,9 @@ class Fetcher:
         )
 
     def _plan_adjacent(self, cursor: Cursor, planned: PlannedSlice) -> _Job:
-        """Plan a request for a slice, and for adjacent slices in the file that are the next slices of their ranges."""
+        """Plan a request for a slice. The request includes adjacent slices in the file that are the next slices of
+        their ranges.
+        """
         adjacent = [(cursor, planned, cursor.next)]
         self._advance(cursor, planned)
         end = planned.position + planned.size
@@ -249,7 +256,7 @@ class Fetcher:
         data = memoryview(self._ahead.consume(request))
         for cursor, planned, start in job.slices:
             body = data[planned.position - request.start :][: planned.size]
-            # The cached bytes may belong to an object that has been replaced, so read the object from the store.
+            # The cached bytes may belong to a replaced object, so read the object from the store.
             if (is_intact := crc32c(body) == planned.crc) is False and RECENT_RECORDS.evict(cursor.store, planned.file):
                 data = memoryview(read_request(request))
                 body = data[planned.position - request.start :][: planned.size]

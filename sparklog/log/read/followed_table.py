@@ -1,8 +1,8 @@
-"""A table in memory that follows its topic: the latest record of each key, read by a pass over the log and then by a
-tail.
+"""An in-memory table that follows its topic. The table contains the latest record of each key. The records are first
+read by a pass over the log, and then by a tail.
 
 The table has the rows that `Topic.table` would return at the same time, regardless of maintenance. A tombstone deletes
-its key. If the log start offset passes the record of a key, the key is deleted as well. If compaction has passed the
+its key. If the log start offset passes the record of a key, the key is also deleted. If compaction has passed the
 position of the table in a partition, it may have removed tombstones that the table has not read, so the partition is
 read again.
 """
@@ -26,11 +26,13 @@ from sparklog.log.state.view import COLUMNS, READ_COMMITTED, LogView
 
 NEEDED = ("key", "value", "partition", "offset", "timestamp")
 SPARE_ROWS = 10_000
-"""Number of replaced rows to keep in memory, in addition to one per key."""
+"""Number of replaced rows to keep in memory, in addition to one row per key."""
 
 
 class _PartitionRows:
-    """The rows of one partition by key: the record batches as they were read, and the row number of each key."""
+    """The rows of one partition by key. `_PartitionRows` keeps the record batches that were read, and the row number of
+    each key.
+    """
 
     def __init__(self) -> None:
         self.numbers: dict[bytes, int] = {}
@@ -95,7 +97,7 @@ class _PartitionRows:
             del self.numbers[key]
 
     def _rewrite(self) -> None:
-        """Rewrite the batches with only the current rows."""
+        """Rewrite the batches so that they contain only the current rows."""
         current = pa.Table.from_batches(list(self.batches()), self._batches[0].schema).combine_chunks().to_batches()
         self.numbers, self._batches, self._firsts, self._following, self._stored_rows = {}, [], [], 0, 0
         for batch in current:
@@ -103,14 +105,14 @@ class _PartitionRows:
 
 
 class FollowedTable(Mapping[bytes, pa.RecordBatch]):
-    """A table in memory that follows its topic.
+    """An in-memory table that follows its topic.
 
-    It is a mapping of keys to rows; each row is a record batch with one row.
+    The table is a mapping of keys to rows. Each value is a record batch with one row.
 
     `get`, `[]` and `in` accept bytes or strings. Not thread-safe.
 
-    If several partitions contain a key (because partitions were added, or records were written to an explicit
-    partition), the row with the maximum timestamp is returned.
+    If several partitions contain a key, the row with the maximum timestamp is returned. Several partitions can contain
+    a key if partitions were added, or if records were written to an explicit partition.
     """
 
     def __init__(self, plan: TablePlan, view: LogView, poll: float | None) -> None:

@@ -1,4 +1,5 @@
-"""Remove the blocks of slices that cannot contain a key from a plan, using the key filters of the files.
+"""Use the key filters of data files to remove blocks that cannot contain a key from a read plan. A block is a part of a
+slice.
 
 Filters are only an optimization. If the filter of a slice is missing, unreadable, corrupt or does not match the slice,
 the slice is read entirely. Each process caches recently used filters, because files never change.
@@ -32,7 +33,7 @@ def _nbytes(filters: Filters) -> int:
 
 
 cache = RecentlyUsed[tuple[str, str], Filters](_nbytes)
-"""Key filters by the location of the store and the key of the data file."""
+"""Cached key filters by the location of the store and the key of the data file."""
 
 
 def key_filters_of(store: Store, file: str) -> Filters:
@@ -52,7 +53,7 @@ def key_filters_of(store: Store, file: str) -> Filters:
 
 
 def parts_with_keys(parts: Sequence[ReadPart], keys: Sequence[bytes]) -> list[ReadPart]:
-    """Return the parts without the blocks that contain none of the keys. Kafka directories have no filters."""
+    """Remove the blocks that contain none of the keys from the parts. Kafka directories have no key filters."""
     hashes: Hashes | None = None
     remaining: list[ReadPart] = []
     for part in parts:
@@ -88,7 +89,9 @@ class _MatchingBlocks:
 
     @classmethod
     def of(cls, key_filter: KeyFilter, planned: PlannedSlice, hashes: Hashes) -> _MatchingBlocks | None:
-        """Return the matching blocks; None if their offsets are invalid, so that the entire slice must be read."""
+        """Return the matching blocks. Return None if the offsets of the blocks are invalid, so that the entire slice
+        must be read.
+        """
         pieces = key_filter.pieces
         offset, size, crc = np.array([(piece.offset, piece.nbytes, piece.crc) for piece in pieces], np.int64).T
         base = np.concatenate(([planned.base], offset[1:] + planned.shift))

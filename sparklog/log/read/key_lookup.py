@@ -1,13 +1,13 @@
-"""Find the latest record of a key by searching backwards from the log end. Works on every view.
+"""Find the latest record of a key by searching backwards from the log end. The search supports every `LogView`.
 
 Kafka's default partitioner determines the partition. The search reads the keys in chunks, starting at the log end
 offset: a few MiB first, then larger chunks, until a chunk contains the key. Slices whose filters exclude the key are
 skipped.
 
-Adding partitions moves keys to other partitions. Therefore the search also includes the partitions that the key had for
-earlier partition counts, with the latest count first. A record in a partition that did not exist earlier is later than
-all records in the key's earlier partitions. If both partitions existed, the record with the maximum timestamp is
-returned.
+If partitions are added, keys move to other partitions. Therefore, the search also includes the partitions of the key
+for earlier partition counts, starting with the latest count. A record in a partition that did not exist earlier is
+later than all records in the key's earlier partitions. If both partitions existed, the record with the maximum
+timestamp is returned.
 
 `KeySet` uses the same rules to select the partitions and slices for a scan of certain keys. The rules do not apply to
 records that were written to an explicit partition. If `anywhere` is True, all requested partitions are read.
@@ -29,7 +29,7 @@ from sparklog.log.state.view import COLUMNS, READ_COMMITTED, LogView, OffsetRang
 
 FIRST_CHUNK_BYTES = 4 << 20
 MAX_CHUNK_BYTES = 256 << 20
-"""Maximum stored bytes of a chunk. Its records are read into memory a few MiB at a time."""
+"""Maximum stored bytes of a chunk. The records of a chunk are read into memory a few MiB at a time."""
 
 
 def latest_record(
@@ -40,9 +40,9 @@ def latest_record(
     partitions: Sequence[int] | None = None,
     isolation: str = READ_COMMITTED,
 ) -> pa.RecordBatch | None:
-    """Return the latest record of a key, or its tombstone; None if there is no record.
+    """Return the latest record of a key, which may be a tombstone. Return None if there is no record.
 
-    `partitions`: the partitions to search, or None for the partitions that Kafka's partitioner selects.
+    If `partitions` is None, the partitions that Kafka's default partitioner selects are searched.
     """
     bounds = view.bounds(topic)
     partitions_to_search = partitions_of_key(view, topic, key) if partitions is None else dict.fromkeys(partitions, 0)
@@ -65,11 +65,12 @@ def latest_record(
 
 
 def partitions_of_key(view: LogView, topic: str, key: bytes) -> dict[int, int]:
-    """Return the partitions of a key by Kafka's default partitioner, for the current and previous partition counts.
+    """Return the partitions that Kafka's default partitioner selects for a key, for the current and previous partition
+    counts.
 
-    The result maps each partition, latest first, to the previous partition count (0: unknown). If the view has a single
-    partition, this partition is returned. Raises `BadRequest` if partitions are missing, for example in the log
-    directory of one of several brokers, because the partition count is then unknown.
+    The result maps each partition, latest first, to the previous partition count, or to 0 if this count is unknown. If
+    the view has a single partition, this partition is returned. Raises `BadRequest` if partitions are missing, for
+    example in the log directory of one of several brokers, because the partition count is then unknown.
     """
     by_count = partitions_of_keys(view, topic, [key])
     previous_counts = [*(count for count, _ in by_count[1:]), 0]
@@ -80,7 +81,9 @@ def partitions_of_key(view: LogView, topic: str, key: bytes) -> dict[int, int]:
 
 
 def partitions_of_keys(view: LogView, topic: str, keys: Sequence[bytes]) -> list[tuple[int, npt.NDArray[np.int32]]]:
-    """Return the partitions of the keys for each partition count, latest first. Raises like `partitions_of_key`."""
+    """Return the partitions of the keys for each partition count, latest first. Raises the errors of
+    `partitions_of_key`.
+    """
     listed = sorted(view.bounds(topic))
     if len(listed) == 1:
         return [(1, np.full(len(keys), listed[0], np.int32))]
@@ -109,7 +112,7 @@ def _latest_offset(view: LogView, topic: str, partition: int, key: bytes, isolat
         offset = _last_match(parts, key)
         if offset is not None:
             return offset
-        # A chunk does not count towards the limit if all of its slices are excluded.
+        # If all slices of a chunk are excluded, the chunk does not count towards the limit.
         end, chunk_bytes = start, min(chunk_bytes * 4, MAX_CHUNK_BYTES) if parts else chunk_bytes * 4
     return None
 
@@ -136,7 +139,9 @@ def _last_match(parts: Sequence[ReadPart], key: bytes) -> int | None:
 
 
 def record_at(view: LogView, topic: str, partition: int, offset: int, isolation: str, missing: str) -> pa.RecordBatch:
-    """Return the record at an offset, as a row with all `COLUMNS`. Raises `NotFound` with the message `missing`."""
+    """Return the record at an offset, as a row with all `COLUMNS`. Raises `NotFound` with the message `missing` if
+    there is no record.
+    """
     for part in view.plan([OffsetRange(topic, partition, offset, offset + 1)], isolation):
         for batch in part.read(COLUMNS):
             if batch.num_rows:
@@ -178,7 +183,7 @@ class KeySet:
         return [offsets for offsets in ranges if offsets.partition in partitions_by_topic[offsets.topic]]
 
     def parts(self, parts: Sequence[ReadPart]) -> list[ReadPart]:
-        """Return the parts without slices that contain none of the keys. Empty parts are removed."""
+        """Remove slices that contain none of the keys from the parts. Empty parts are also removed."""
         from sparklog.log.read.key_filters import parts_with_keys
 
         return parts_with_keys(parts, self.keys)

@@ -1,10 +1,11 @@
-"""Read the latest record of each key of a partition in one pass, from the latest record to the first. Loads the
-kernels.
+"""Read the latest record of each key of a partition in one pass, from the latest record to the first record. This
+module loads the kernels.
 
-A record is the latest record of its key if no later record has the same key. Therefore the pass starts at the log end
-offset, and returns each record whose key has not occurred yet. Offsets are read in chunks of a few MiB, which are
-decoded in one call. Only the keys are kept in memory: as hashes in the cleaner's map (`sparklog.format.offset_map`), or
-as bytes if the log is too small to load the kernels for.
+A record is the latest record of its key if no later record has the same key. Therefore, the pass starts at the log end
+offset and returns each record whose key has not occurred yet. Offsets are read in chunks of a few MiB, and each chunk
+is decoded in one call. Only the keys are kept in memory. They are stored as hashes in the cleaner's map
+(`sparklog.format.offset_map`). If the log is so small that loading the kernels is not worthwhile, they are stored as
+bytes.
 
 A tombstone hides earlier records of its key and is not returned. Records without a key are skipped, because a table has
 no rows for them. Kafka's cleaner also removes such records.
@@ -38,7 +39,7 @@ Int64s = npt.NDArray[np.int64]
 Read = Callable[[ReadPart, tuple[str, ...]], Iterator[pa.RecordBatch]]
 
 MAX_CHUNK_BYTES = 256 << 20
-"""Maximum decoded bytes of a chunk; a larger chunk is read in two parts."""
+"""Maximum decoded bytes of a chunk. A larger chunk is read in two parts."""
 FIRST_SLOTS = 1 << 14
 LOAD_FACTOR = 0.6
 
@@ -52,7 +53,7 @@ class SeenKeys:
         self._hash_key = HashKey.of(SYSTEM.random.getrandbits(128).to_bytes(16, "little"))
 
     def new_key_rows(self, keys: pa.BinaryArray) -> Int64s:
-        """Return the rows with new keys, in ascending order.
+        """Return the indexes of the rows with new keys, in ascending order.
 
         If several rows have the same key, the last row is returned.
         """
@@ -103,7 +104,7 @@ def latest_records(
 ) -> Iterator[pa.RecordBatch]:
     """Yield the latest records of each partition, from the latest record to the first.
 
-    `threads`: the number of chunks that are read in parallel. `read`: a function that reads a part.
+    `threads` is the number of chunks that are read in parallel. `read` is a function that reads a part.
     """
     reader = _ChunkReader(tuple(dict.fromkeys((*columns, "key", "value", "offset"))), read)
     chunks = ((table, low, high) for table in tables for low, high in reversed(list(pairwise(table.cuts))))
@@ -121,7 +122,7 @@ def latest_records(
 
 Chunk = tuple[PartitionTable, int, int]
 ChunkResult = list[pa.RecordBatch] | int
-"""The records of a chunk or, if they are too large, the offset at which to divide the chunk."""
+"""The records of a chunk, or the offset at which to divide the chunk if it is too large."""
 
 
 @dataclass(frozen=True)
@@ -130,7 +131,9 @@ class _ChunkReader:
     read: Read
 
     def ahead(self, chunks: Iterator[Chunk], threads: int) -> Iterator[tuple[Chunk, ChunkResult]]:
-        """Yield chunks in order, with their records. `threads` is the number of chunks that are read in parallel."""
+        """Read chunks in parallel, and yield each chunk with its records, in order. `threads` is the number of chunks
+        that are read in parallel.
+        """
 
         def with_records(chunk: Chunk) -> tuple[Chunk, ChunkResult]:
             return chunk, self._records(chunk[0].part, *chunk[1:])

@@ -1,4 +1,4 @@
-"""Slices of one partition that a plan sends to tasks to read or rewrite. They are plain arrays, which are small when
+"""Slices of one partition that a task reads or rewrites. They are stored in plain arrays, which are small when they are
 pickled.
 """
 
@@ -87,7 +87,7 @@ class PlannedSlices(ColumnsByName):
     partition: int
     paths: tuple[str, ...]
     columns: Mapping[str, npt.NDArray[Any]]  # columns of the slice table, except that `file` is an index into `paths`
-    hidden: AbortedTransactions | None = None  # as in `PlannedSlice`, for all slices
+    hidden: AbortedTransactions | None = None  # Kafka's aborted transactions of all slices, as in `PlannedSlice`
 
     def __getitem__(self, rows: slice | npt.NDArray[np.int64] | npt.NDArray[np.bool_]) -> PlannedSlices:
         return replace(self, columns={name: column[rows] for name, column in self.columns.items()})

@@ -1,8 +1,9 @@
 """Read-ahead: request the next ranges of files in parallel, if each request costs a round trip.
 
-The requests in flight and the results that have not been consumed are limited to `ahead_bytes` (or a single range). The
-number of requests is limited to the store's `parallel_reads`. The limit in bytes starts low, because many readers only
-need a few records. If a store does not have parallel reads, a range is only read when it is consumed.
+The total size of requests in flight and of unconsumed results is limited to `ahead_bytes`, or to a single range if the
+range is larger. The number of requests is limited to the store's `parallel_reads`. The byte limit is low at the start,
+because many readers need only a few records. If a store does not support parallel reads, a range is read only when it
+is consumed.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from sparklog.storage.store import Store
 class Request:
     """A request for bytes `[start, start + length)` of a file.
 
-    `response` is the future of the response, if the request was started.
+    `response` is the future of the response, or None if the request has not been started.
     """
 
     store: Store
@@ -33,7 +34,7 @@ class Request:
 class ReadAhead:
     """Requests in the order in which they are consumed.
 
-    `read` makes a request. `more` adds further requests; it returns False if they are not known yet.
+    `read` sends a request. `more` adds further requests, and returns False if the next requests are not known yet.
     """
 
     def __init__(
@@ -50,7 +51,7 @@ class ReadAhead:
         self._more = more
         self._queued: deque[Request] = deque()
         self._started: set[Request] = set()
-        """Requests that are in flight, or have a result that has not been consumed."""
+        """Requests that are in flight or whose results have not been consumed."""
         self._pool: ThreadPoolExecutor | None = None
         self._consumed_bytes = 0
 
@@ -59,7 +60,7 @@ class ReadAhead:
             self._queued.extend(requests)
 
     def consume(self, request: Request) -> bytes | memoryview:
-        """Return the bytes of the oldest request that has been neither consumed nor dropped."""
+        """Return the bytes of the oldest request that has not been consumed or dropped."""
         if not self.is_on:
             return self._read(request)
         self._start_requests()
@@ -82,7 +83,7 @@ class ReadAhead:
             self._pool.shutdown(wait=False, cancel_futures=True)
 
     def _start_requests(self) -> None:
-        """Start requests up to the limits. A single request is made by the thread that consumes it."""
+        """Start requests up to the limits. If there is only one request, it is sent by the thread that consumes it."""
         started: list[Request] = []
         nbytes = sum(request.length for request in self._started)
         max_bytes = min(self._limits.first_ahead_bytes + 2 * self._consumed_bytes, self._limits.ahead_bytes)

@@ -1,4 +1,4 @@
-"""Plan a read of a snapshot as parts, which tasks read.
+"""Plan a read of a snapshot. A plan consists of parts, and each part is read by a task.
 
 A plan contains offset ranges and their slices, so that tasks do not need to open the topic. With `read_committed`, a
 plan excludes slices of aborted transactions, and offsets at or above the last stable offset. It also contains Kafka's
@@ -63,7 +63,9 @@ def bounds_of(snapshot: Snapshot, ends: Offsets | None = None) -> dict[int, Boun
 
 @dataclass(frozen=True, slots=True, eq=False)
 class NativeReadPart:
-    """A range of one partition of a native topic, with its slices. Picklable if its store is picklable."""
+    """An offset range of one partition of a native topic, with its slices. The part is picklable if its store is
+    picklable.
+    """
 
     store: Store
     topic_id: str
@@ -72,8 +74,10 @@ class NativeReadPart:
     slices: PlannedSlices
     # if True, raise `NotFound` if the log start offset passes remaining offsets; if False, skip these offsets
     fail_on_data_loss: bool = True
-    first_dirty_offset: int | None = None  # for tables: raise `Conflict` if this offset increases and files are missing
-    on_skipped: OnSkipped | None = None  # called with skipped ranges, picklable; if None, `Corrupt` is raised
+    # only set for tables; `Conflict` is raised if this offset has increased and files are missing
+    first_dirty_offset: int | None = None
+    # picklable function that is called with each skipped range; if None, `Corrupt` is raised
+    on_skipped: OnSkipped | None = None
 
     @property
     def records(self) -> int:
@@ -90,7 +94,7 @@ class NativeReadPart:
         return int((self.slices.columns[column] * (covered / np.maximum(end - base, 1))).sum())
 
     def flat(self) -> tuple[Any, ...]:
-        """Return the attributes except the store and the columns as plain values, which are fast to pickle."""
+        """Return all attributes except the store and the columns as plain values, which are fast to pickle."""
         offsets, slices = self.range, self.slices
         offset_range = offsets.topic, offsets.partition, offsets.start, offsets.end
         content = len(slices), slices.paths, slices.hidden
@@ -125,10 +129,10 @@ class NativeReadPart:
         return start, _planned(remaining, self.isolation)[0]
 
     def _newer(self, opened: dict[tuple[str, str], ReadLatest]) -> Snapshot:
-        """Return a snapshot in which all offsets of the range are readable, as in the snapshot of the plan.
+        """Return a newer snapshot in which all offsets of the range are readable, as in the planned snapshot.
 
-        A mount's name cache may hide commits and decisions from this process that the planning process has read. A plan
-        based on the older state would skip their records.
+        The planning process may have read commits and decisions that a mount's name cache hides from this process. A
+        plan that is based on an older state would skip the records of these commits.
         """
         from sparklog.log.decisions.decision_log import reader_of
 
@@ -149,7 +153,7 @@ class NativeReadPart:
 
 
 class TaskParts(tuple[Any, ...]):
-    """The parts of one task. If all parts are of native topics, they are pickled with one array per column."""
+    """The parts of one task. If all parts belong to native topics, they are pickled with one array per column."""
 
     __slots__ = ()
 
@@ -183,7 +187,7 @@ def read_parts(
 ) -> Iterator[pa.RecordBatch]:
     """Yield the records of several parts.
 
-    The records of a part are in offset order; native parts are interleaved as in their files.
+    The records of a part are in offset order. Native parts are interleaved in the order of their files.
 
     `threads` is the number of threads that decode native parts, which does not affect the order. If `columns` is empty,
     the batches only have a number of rows.
@@ -210,7 +214,7 @@ def read_parts(
 
 
 def _policy(part: ReadPart) -> tuple[OnSkipped | None] | None:
-    """Return the corruption policy of a native part; None for other parts.
+    """Return the corruption policy of a native part, or None if the part is not native.
 
     Parts with the same policy are read together.
     """
@@ -245,7 +249,7 @@ def plan_parts(selected: RangeSlices, isolation: str, on_skipped: OnSkipped | No
 
 
 def _planned(selected: RangeSlices, isolation: str) -> list[PlannedSlices]:
-    """Return the slices of each range, with the aborted Kafka transactions in the range."""
+    """Return the slices of each range, with the range's aborted Kafka transactions."""
     hidden = _hidden(selected) if isolation == READ_COMMITTED else {}
     rows, cuts = selected.rows, selected.cuts
     if isolation == READ_COMMITTED:
@@ -273,7 +277,7 @@ def _hidden(selected: RangeSlices) -> dict[tuple[str, int], AbortedTransactions 
     }
     if not marked:
         return {}
-    # Import lazily, because other plans do not need modules that read files.
+    # Import lazily, because most plans do not need modules that read files.
     from sparklog.log.read.aborted import aborted_ranges
     from sparklog.log.state.range_slices import spans_of
 
@@ -303,7 +307,7 @@ def _visible(slices: Slices) -> npt.NDArray[np.bool_]:
 
 
 def stored_in(selected: RangeSlices) -> list[Stored]:
-    """Return the sizes of ranges from metadata. A slice counts as one range with the maximum number of batches."""
+    """Return the sizes of ranges, based on metadata. Each slice is one range with the maximum number of batches."""
     rows = selected.rows
     batches = np.minimum(rows.records, rows.size // HEADER_BYTES)
     runs = BatchRanges(rows.base, rows.end, rows.records, rows.size, batches).counted()
@@ -316,7 +320,7 @@ def stored_in(selected: RangeSlices) -> list[Stored]:
 
 
 def _cut(selected: RangeSlices) -> list[bool]:
-    """Return whether each range starts or ends inside a slice."""
+    """Return, for each range, whether it starts or ends inside a slice."""
     start, end = np.array([(offsets.start, offsets.end) for offsets in selected.ranges], np.int64).reshape(-1, 2).T
     low, high = selected.cuts[:-1], selected.cuts[1:]
     is_cut = low < high

@@ -1,4 +1,4 @@
-"""Arrow record batches of records: their schema, uniform batch sizes, and the protocols to read them."""
+"""Arrow record batches of log records: their schema, uniform batch sizes, and the protocols for reading them."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from sparklog.storage.parallel_reads import UntilError
 MAX_JOINED_BATCHES = 4096
 """Maximum number of batches to join.
 
-Batches without columns have no bytes, so the limit in bytes does not apply to them.
+This limit is required because batches without columns have no bytes, so the byte limit does not apply to them.
 """
 
 
@@ -30,7 +30,7 @@ def schema_of(columns: Sequence[str]) -> pa.Schema:
 def joined(batches: Iterable[pa.RecordBatch], batch_bytes: int) -> Iterator[pa.RecordBatch]:
     """Yield the rows in batches of about `batch_bytes`. Small batches are joined, and large ones are sliced.
 
-    If `batches` raises an error, the rows before the error are yielded first.
+    If `batches` raises an error, the rows that were read before the error are yielded first.
     """
     small: list[pa.RecordBatch] = []
     filled = 0
@@ -63,7 +63,7 @@ _fail.argtypes, _fail.restype = [ctypes.py_object, ctypes.py_object], None
 
 
 def stream_reader(schema: pa.Schema, batches: Iterator[pa.RecordBatch]) -> pa.RecordBatchReader:
-    """Return a reader for other libraries. The text of its errors is only the error code and the message.
+    """Return a reader for other libraries. The text of its errors contains only the error code and the message.
 
     pyarrow would append the traceback of each Python function that the error passes through. To avoid this, C functions
     call each step and raise the error.
@@ -80,7 +80,10 @@ def stream_reader(schema: pa.Schema, batches: Iterator[pa.RecordBatch]) -> pa.Re
 
 
 class RecordBatches(ABC):
-    """An iterable of record batches, which each iteration reads again: `Scan` and `TopicTable`."""
+    """The base class of `Scan` and `TopicTable`: an iterable of record batches.
+
+    Each iteration reads the batches again.
+    """
 
     noun: ClassVar[str]
 

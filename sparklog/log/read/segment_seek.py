@@ -8,7 +8,7 @@ is verified against the log:
 2. The batch that a time index entry refers to must have the timestamp of the entry.
 
 If the entry is wrong, or the index is missing, unreadable or unsorted, the segment is read from its start. The end
-position is only an estimate of how much to read. If it is wrong, the read needs one more request.
+position is only an estimate. If it is wrong, the read needs one more request.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ class SeekPosition:
     position: int
     last_offset: int
     until: int  # estimated end position
-    indexed_offset: int = -1  # the batch that ends at this offset must have `indexed_timestamp`
-    indexed_timestamp: int = -1  # maximum timestamp in ms; not checked if both are -1
+    indexed_offset: int = -1  # last offset of the batch that must have `indexed_timestamp`
+    indexed_timestamp: int = -1  # maximum timestamp of this batch in ms; not checked if both values are -1
 
 
 def read_offset_index(store: Store, planned: PlannedSlice) -> OffsetIndex | None:
@@ -48,7 +48,7 @@ def read_time_index(store: Store, planned: PlannedSlice) -> TimeIndex | None:
 def _read_index(
     store: Store, planned: PlannedSlice, suffix: str, parse: Callable[[bytes, int], _Index]
 ) -> _Index | None:
-    """Return an index of a sealed segment, with one request; None if the index is missing or invalid."""
+    """Read an index of a sealed segment with one request. Return None if the index is missing or invalid."""
     whole = planned.position == 0 and planned.size == planned.file_size and planned.shift == 0
     if planned.footer_length or not whole or not planned.file.endswith(".log"):
         return None
@@ -61,8 +61,8 @@ def _read_index(
 
 
 def seek_position_for_offsets(index: OffsetIndex, planned: PlannedSlice, start: int, end: int) -> SeekPosition:
-    """Return where to start reading offsets `[start, end)`: after the last indexed batch that ends at or before
-    `start`.
+    """Return the position at which to start reading offsets `[start, end)`. The last indexed batch that ends at or
+    before `start` is at this position.
     """
     last_offset, position = index.lookup(start)
     return SeekPosition(position, last_offset, _until(index, planned, end - 1))
@@ -71,7 +71,9 @@ def seek_position_for_offsets(index: OffsetIndex, planned: PlannedSlice, start: 
 def seek_position_for_timestamp(
     index: OffsetIndex | None, times: TimeIndex | None, planned: PlannedSlice, target: int, start: int
 ) -> SeekPosition:
-    """Return the position to search from for the first record at or above `start` with a timestamp >= `target` (ms)."""
+    """Return the position at which to start searching for the first record at or above `start` with a timestamp >=
+    `target` (ms).
+    """
     if index is None:
         return SeekPosition(0, -1, planned.size)
     indexed_timestamp, indexed_offset = (-1, -1) if times is None else times.lookup(target)
@@ -86,6 +88,8 @@ def seek_position_for_timestamp(
 
 
 def _until(index: OffsetIndex, planned: PlannedSlice, offset: int) -> int:
-    """Return a position after the batch of `offset`: the end of the first indexed batch at or after `offset`."""
+    """Return a position at or after the end of the batch that contains `offset`. If the index has no such position,
+    return the end of the file.
+    """
     beyond = int(index.offsets.searchsorted(offset, side="left")) + 1
     return min(int(index.positions[beyond]), planned.size) if beyond < len(index) else planned.size

@@ -16,7 +16,8 @@ class Skipped:
 
     * `file`, `position`, `nbytes`: the skipped bytes. `position` is None if records were skipped without skipping
       bytes.
-    * `start`, `end`: no record with an offset in `[start, end)` was read. `end` is None if it is unknown.
+    * `start`, `end`: the skipped offsets `[start, end)`. No record in this range was read. `end` is None if it is
+      unknown.
     """
 
     topic: str

@@ -1,7 +1,8 @@
-"""Slices as files of batches for `sparklog.format.batch_walk`. Positions are positions in the file of the slice.
+"""Slices in the form of batch files for `sparklog.format.batch_walk`. Positions are relative to the start of the
+slice's file.
 
 A `SliceFile` is a slice in memory. A `StoredSlice` is read from its store in windows of `span_bytes`, so that a task
-never has more than a few windows in memory. If each request costs a round trip, the windows come from read-ahead
+has only a few windows in memory. If each request costs a round trip, the windows are read ahead
 (`sparklog.log.read.read_ahead`), so that each byte is read once.
 """
 
@@ -29,7 +30,9 @@ from sparklog.storage.store import Store
 
 
 class MissingFile(Exception):  # noqa: N818
-    """A planned file does not exist, so the caller must plan again. Never raised to callers of `sparklog.log`."""
+    """Raised if a planned file does not exist, so that the caller plans the read again. Callers of `sparklog.log` never
+    receive this error.
+    """
 
     def __init__(self, file: str) -> None:
         super().__init__(file)
@@ -38,11 +41,11 @@ class MissingFile(Exception):  # noqa: N818
 
 @dataclass(slots=True)
 class MissingFiles:
-    """Decides whether to plan again or to raise an error if a file is missing.
+    """Decides whether to plan the read again or to raise an error if a file is missing.
 
-    The vacuum may have deleted a file of an old plan, so the caller first plans again. If the new plan also contains
-    the file, the file is lost. The exception is a mount with a name cache, which may hide a file if its directory was
-    read before the file existed.
+    The vacuum may have deleted a file of an old plan, so the caller first plans the read again. If the new plan also
+    contains the file, the file is lost. However, the name cache of a mount may hide an existing file if the directory
+    was read before the file was created.
     """
 
     env: Env = SYSTEM
@@ -50,7 +53,9 @@ class MissingFiles:
     _hidden: Backoff | None = None
 
     def note(self, store: Store, reader: int, file: str) -> None:
-        """Return if the caller should plan again; raise `Corrupt` if the file is lost. `reader`: index of the range."""
+        """Record that a file is missing, so that the caller plans the read again. Raises `Corrupt` if the file is lost.
+        `reader` is the index of the range.
+        """
         if self._last != (reader, file):
             self._last, self._hidden = (reader, file), None
             return
@@ -80,8 +85,8 @@ class SliceFile(BatchFile):
 class StoredSlice(SliceFile):
     """A slice in a store, up to position `end`, or up to the end of the slice if `end` is None.
 
-    `window_ends`: ascending positions at which windows end, in addition to the limit of `span_bytes`. `fetched`: the
-    position after the last bytes that were read.
+    `window_ends` contains ascending positions at which windows end, in addition to the limit of `span_bytes`. `fetched`
+    is the position after the last bytes that were read.
     """
 
     def __init__(
@@ -101,7 +106,7 @@ class StoredSlice(SliceFile):
         return self._start + len(self._data)
 
     def read_from(self, ahead: ReadAhead, requests: Iterable[Request]) -> None:
-        """Read the windows from consecutive read-ahead requests."""
+        """Use read-ahead requests to read the windows."""
         self._ahead, self._requests = ahead, deque(requests)
 
     def window(self, position: int) -> memoryview:
@@ -153,7 +158,7 @@ class StoredSlice(SliceFile):
 
 
 def whole_batches(file: SliceFile, start: int) -> Iterator[Window]:
-    """Yield the batches of a slice from position `start`, in windows. Batches are not checked.
+    """Yield the batches of a slice, starting at position `start`, in windows. Batches are not checked.
 
     Raises `Corrupt` if there is no batch at a position. If the entire slice is read, its CRC-32C is checked before the
     last window is yielded.
@@ -179,7 +184,7 @@ def whole_batches(file: SliceFile, start: int) -> Iterator[Window]:
 
 @contextmanager
 def opened_slice(store: Store, planned: PlannedSlice) -> Iterator[StoredSlice]:
-    """Open a slice to read it entirely."""
+    """Open a slice to read all of its bytes."""
     ahead = ReadAhead(store.parallel_reads, read_request, lambda: False, store.limits)
     file = StoredSlice(store, planned)
     if ahead.is_on:
@@ -199,7 +204,7 @@ def read_windows(store: Store, planned: PlannedSlice) -> Iterator[Window]:
 
 
 def ranges(store: Store, planned: PlannedSlice, low: int, high: int) -> list[Request]:
-    """Divide a part of a slice into requests."""
+    """Divide a byte range of a slice into the byte ranges of requests."""
     size = store.limits.span_bytes
     return [Request(store, planned.file, start, min(size, high - start)) for start in range(low, high, size)]
 
@@ -210,7 +215,9 @@ def read_request(request: Request) -> bytes | memoryview:
 
 
 def seek_in_segment(file: StoredSlice, seek: SeekPosition) -> int:
-    """Return the position in a sealed segment to start at. If the index is wrong, this is the start of the segment."""
+    """Return the position in a sealed segment at which to start reading. If the index is wrong, return the start of the
+    segment.
+    """
     begin = file.planned.position
     position = begin + seek.position
     window = next(iter(BatchWalk(file, position)), None) if begin < position < file.size else None
@@ -235,7 +242,10 @@ def read_footer(store: Store, planned: PlannedSlice) -> Footer:
 
 
 def valid_footer(store: Store, planned: PlannedSlice) -> Footer | None:
-    """Return the footer of a file; None if it is corrupt, so that slices must be read from their start."""
+    """Return the footer of a file.
+
+    Return None if the footer is corrupt, so that slices must be read from their start.
+    """
     try:
         return read_footer(store, planned)
     except Corrupt:
@@ -243,22 +253,24 @@ def valid_footer(store: Store, planned: PlannedSlice) -> Footer | None:
 
 
 def index_of(footer: Footer, planned: PlannedSlice) -> SliceIndex | None:
-    """Return the index of a slice; None if a rewrite has kept only a part of the slice."""
+    """Return the index of a slice, or None if a rewrite has kept only a part of the slice."""
     entry = entry_of(footer, planned)
     return None if entry is None else entry.index
 
 
 def entry_of(footer: Footer, planned: PlannedSlice) -> WrittenSlice | None:
-    """Return the footer's entry of a slice; None if the entry belongs to another slice."""
+    """Return the footer's entry of a slice, or None if the entry belongs to another slice."""
     entry = footer.at(planned.position)
     return entry if entry is not None and entry.crc == planned.crc and entry.nbytes == planned.size else None
 
 
 def read_range(store: Store, file: str, start: int, length: int) -> memoryview:
-    """Return these bytes of a file. Raises `MissingFile` if it does not exist, and `Corrupt` if it is too short.
+    """Return the requested bytes of a file. Raises `MissingFile` if the file does not exist, and `Corrupt` if it is too
+    short.
 
     Both errors must be confirmed by a second request. A name cache may briefly hide an existing file. A reader with a
-    lease would then plan again, and miss records that compaction has removed. A connection may also be interrupted.
+    lease would then plan the read again, and miss records that compaction has removed. A response may also be truncated
+    by an interrupted connection.
     """
     for attempt in (1, 2):
         try:
@@ -273,7 +285,9 @@ def read_range(store: Store, file: str, start: int, length: int) -> memoryview:
 
 
 def check_slice(data: memoryview, planned: PlannedSlice) -> None:
-    """Raise `Corrupt` if the CRC-32C of a slice is wrong, with the first corrupt batch if it can be found."""
+    """Raise `Corrupt` if the CRC-32C of a slice is wrong. The error contains the first corrupt batch if this batch can
+    be found.
+    """
     if crc32c(data) == planned.crc:
         return
     headers = scan_headers(data, whole=False)

@@ -1,4 +1,5 @@
-"""Plan a read of a topic as a table: the latest record of each key as of now, a time, or offsets.
+"""Plan a read of a topic as a table. The table contains the latest record of each key, as of the current time, a
+specified time, or specified offsets.
 
 Like compaction, a table works partition by partition. A key has a row in each partition that contains records of the
 key. A key can be in several partitions if partitions were added, or if records were written to an explicit partition.
@@ -6,7 +7,7 @@ key. A key can be in several partitions if partitions were added, or if records 
 A table as of an offset contains only records below the offset. A table as of a time contains only records before the
 first record at or after the time. Below the first dirty offset, compaction has kept only the latest record of each key.
 Therefore, a table as of an earlier offset would not contain all keys, so it is rejected. A table as of an offset below
-the log start offset is rejected as well.
+the log start offset is also rejected.
 """
 
 from __future__ import annotations
@@ -27,20 +28,22 @@ from sparklog.log.read.read_plan import NativeReadPart, check_partition
 from sparklog.log.state.view import READ_COMMITTED, Bounds, LogView, OffsetRange, ReadPart, Stored
 
 AsOf: TypeAlias = int | str | Mapping[int, int] | None
-"""The time or the end offsets of a table, or None for the current table.
+"""The time or the end offsets of a table. None means the current table.
 
-A time is in ms since 1970 or in ISO 8601 (UTC by default). End offsets (exclusive) are given by partition; other
-partitions are read as of now.
+A time is in ms since 1970 or in ISO 8601 (UTC by default). End offsets (exclusive) are specified by partition.
+Partitions that are not specified are read as of the current time.
 """
 
 CHUNK_BYTES = 8 << 20
 CHUNK_RECORDS = 250_000
-"""Maximum stored bytes and records of a chunk, which is decoded in one call."""
+"""Maximum stored bytes and maximum number of records of a chunk. A chunk is decoded in one call."""
 
 
 @dataclass(frozen=True, slots=True)
 class PartitionTable:
-    """The records of one partition of a table. `cuts` are the offsets that divide them into chunks. Picklable."""
+    """The records of one partition of a table. `cuts` contains the offsets that divide the records into chunks.
+    Picklable.
+    """
 
     part: ReadPart
     cuts: tuple[int, ...]
@@ -65,8 +68,8 @@ class TablePlan:
 def plan_table(
     view: LogView, topic: str, as_of: AsOf = None, partitions: Collection[int] | None = None
 ) -> list[PartitionTable]:
-    """Plan the table of a topic's non-empty partitions, or of all partitions if `partitions` is None. Raises like
-    `table_ranges`.
+    """Plan a table of these partitions of a topic, or of all partitions if `partitions` is None. Empty partitions are
+    omitted. Raises the errors of `table_ranges`.
     """
     ranges = [offsets for offsets in table_ranges(view, topic, as_of, partitions) if offsets.start < offsets.end]
     cleaned = view.first_dirty_offsets(topic)
@@ -85,7 +88,7 @@ def table_ranges(
 
     Raises:
         BadRequest: If `as_of` is not a valid time.
-        NotFound: If an offset is out of range, in an open transaction, or compacted.
+        NotFound: If an offset is out of range, is in an open transaction, or was compacted.
     """
     bounds = view.bounds(topic)
     numbers = sorted(bounds) if partitions is None else sorted(partitions)
@@ -146,7 +149,9 @@ def _milliseconds(time: int | str) -> int:
 
 
 def cuts_of(stored: Stored) -> tuple[int, ...]:
-    """Return the offsets that divide a range into chunks. If slices are small, chunks start at slices."""
+    """Return the offsets that divide a range into chunks. If slices are small, each chunk starts at the start of a
+    slice.
+    """
     by_bytes, by_records = -(-stored.nbytes // CHUNK_BYTES), -(-stored.records // CHUNK_RECORDS)
     count = max(by_bytes, by_records)
     cuts: Sequence[int] = ()

@@ -1,4 +1,5 @@
-"""Look up records by timestamp: the first record at or after a time or an offset, and the maximum timestamp.
+"""Look up records by timestamp. The result is the first record at or after a time or an offset, or the record with the
+maximum timestamp.
 
 As in Kafka, the result is the first record, in offset order, whose timestamp is at or after the target, between the log
 start offset and the end of the isolation level. Records of aborted transactions and markers are included. Timestamps
@@ -43,7 +44,9 @@ from sparklog.storage.store import Store
 SMALL_BYTES = 16 << 10
 """Maximum size of a slice that is decoded entirely to find one record."""
 MAX_SINGLE_LOOKUPS = 16
-"""Maximum number of records to look up separately, without loading pyarrow. The lag of a group needs few lookups."""
+"""Maximum number of records to look up separately, without loading pyarrow. Computing a group's lag requires few
+lookups.
+"""
 ANY_TIME = -1
 """Kafka's "no timestamp" value, which is the minimum timestamp of a record."""
 
@@ -56,7 +59,9 @@ def offsets_for_timestamps(
     newer: ReadLatest,
     on_skipped: OnSkipped | None = None,
 ) -> dict[int, TimestampOffset | None]:
-    """Return the first record at or after the target (a timestamp in ms) of each partition, or None."""
+    """Return, for each partition, the first record whose timestamp is at or after the target (ms), or None if there is
+    no such record.
+    """
     targets_by_partition = {partition: (target, 0) for partition, target in targets.items()}
     return _lookup(snapshot, targets_by_partition, isolation, newer, on_skipped)
 
@@ -64,7 +69,9 @@ def offsets_for_timestamps(
 def first_records(
     snapshot: Snapshot, offsets: Mapping[int, int], *, newer: ReadLatest
 ) -> dict[int, TimestampOffset | None]:
-    """Return the first record at or above each offset: its offset and timestamp (ms), or None, by partition."""
+    """Return, for each partition, the offset and timestamp (ms) of the first record at or above an offset, or None if
+    there is no record.
+    """
     many = offsets if len(offsets) > MAX_SINGLE_LOOKUPS else {}
     results: dict[int, TimestampOffset | None] = {**_first_in_small_slices(snapshot, many)}
     rest = {partition: (ANY_TIME, low) for partition, low in offsets.items() if partition not in results}
@@ -72,14 +79,14 @@ def first_records(
 
 
 def _first_in_small_slices(snapshot: Snapshot, offsets: Mapping[int, int]) -> dict[int, TimestampOffset]:
-    """Return the first records that are in small slices, which are read and decoded together.
+    """Return the first records that are in small slices. These slices are read and decoded together.
 
-    A record is skipped if there is a gap before it. The gap may be a transaction marker, which counts as a record, but
-    is not returned by reads.
+    If there is a gap before a record, the record is not returned, because the gap may be a transaction marker. A marker
+    counts as a record but is not returned by reads.
     """
     if not offsets:
         return {}
-    # Arrow's functions for this would load its compute module and pandas.
+    # Arrow's own functions would load `pyarrow.compute` and pandas.
     from sparklog.format.arrow_numpy import fixed_values
 
     state = snapshot.state
@@ -141,7 +148,7 @@ def _first(
     if start >= end:
         return None
     slices = snapshot.slices.select(partition, start, end)
-    # The matching records of the first slice may be below the start offset. In this case, continue with the next slice.
+    # If the matching records of the first slice are below the start offset, continue with the next slice.
     for row in np.flatnonzero(slices.max_ts >= target).tolist():
         one = planned_slices(snapshot.topic, partition, slices[row : row + 1]).row(0)
         result = _in_slice(snapshot.store, one, target, start, on_skipped)
@@ -155,8 +162,8 @@ def _in_slice(
 ) -> TimestampOffset | None:
     """Return the first record of the slice at or above offset `start` with a timestamp of at least `target`.
 
-    A corrupt batch before the record may contain an earlier match. It raises `Corrupt` unless corrupt batches are
-    skipped.
+    A corrupt batch before the record may contain an earlier match. In this case, `Corrupt` is raised, unless corrupt
+    batches are skipped.
     """
     if planned.append_time >= max(target, 0) and planned.records == planned.end - planned.base:
         return TimestampOffset(max(start, planned.base), planned.append_time)
@@ -170,7 +177,7 @@ def _in_slice(
 def _windows(
     store: Store, planned: PlannedSlice, target: int, start: int, on_skipped: OnSkipped | None
 ) -> Iterator[Window]:
-    """Yield valid batches that may contain the record."""
+    """Yield windows of valid batches that may contain the record."""
     begin = low = planned.position
     if planned.size <= store.limits.index_min_bytes:
         data = read_range(store, planned.file, planned.position, planned.size)
@@ -222,20 +229,20 @@ def _in_batches(
 
 
 MAX_TIMESTAMP = 2**63 - 1
-"""The maximum timestamp. A record with this timestamp is found by the first lookup."""
+"""The maximum value of a timestamp. A record with this timestamp is found by the first lookup."""
 
 
 def offsets_of_max_timestamp(
     view: LogView, topic: str, isolation: str = READ_UNCOMMITTED
 ) -> dict[int, TimestampOffset | None]:
-    """Return the first readable record with the maximum timestamp of each partition; None if there is no record."""
+    """Return the first readable record with the maximum timestamp of each partition, or None if there is no record."""
     partitions = list(view.bounds(topic))
     first = view.offsets_for_timestamps(topic, dict.fromkeys(partitions, 0), isolation)
     last = view.offsets_for_timestamps(topic, dict.fromkeys(partitions, MAX_TIMESTAMP), isolation)
     best = {partition: last[partition] or result for partition, result in first.items() if result is not None}
     above, step = dict.fromkeys(best, MAX_TIMESTAMP), dict.fromkeys(best, 1)
-    # No record has the timestamp `above` or a later one. Increase the timestamp from the best result in growing steps,
-    # then bisect.
+    # No record has a timestamp at or above `above`. Starting at the best result, increase the timestamp in growing
+    # steps, and then bisect.
     while targets := {
         partition: min(low + step[partition], (low + above[partition]) // 2)
         for partition, result in best.items()

@@ -1,4 +1,4 @@
-"""The public read methods of a topic: `View.topic(name)`, and the base class of `Topic`."""
+"""The public read methods of a topic. `View.topic(name)` returns a `TopicReader`, and `Topic` is a subclass of it."""
 
 from __future__ import annotations
 
@@ -73,17 +73,19 @@ class TopicReader:
         """Plan a read of records. Iterate the scan, call `to_table()`, or pass it to an Arrow library.
 
         Args:
-            partitions: Partitions to read. If None, all partitions, or the partitions of `keys` by Kafka's partitioner.
-            start: First offset: `earliest`, `latest`, an offset, or one of these per partition.
+            partitions: Partitions to read. If None, all partitions are read or, if `keys` is set, the partitions that
+                Kafka's default partitioner selects for `keys`.
+            start: First offset: `earliest`, `latest`, an offset, or one of these values per partition.
             end: End offset (exclusive), in the same forms.
             isolation_level: `read_committed` skips aborted and open records, `read_uncommitted` does not.
-            columns: Some of key, value, topic, partition, offset, timestamp, timestampType, headers; empty: only rows.
+            columns: Columns to read: key, value, topic, partition, offset, timestamp, timestampType, headers. If empty,
+                batches contain only a number of rows.
             batch_bytes: Approximate size of a record batch.
-            threads: Number of threads that decode; the order of the records does not change.
+            threads: Number of threads that decode records. It does not affect the order of the records.
             keys: Read only records with one of these keys.
 
         Returns:
-            A `Scan` of the current records; nothing is read yet.
+            A `Scan` of the current records. No records are read yet.
 
         Raises:
             NotFound: If the topic, a partition or an offset does not exist.
@@ -113,12 +115,12 @@ class TopicReader:
         """Plan a read of the latest record of each key: see `sparklog.table`.
 
         Args:
-            as_of: Time in ms or ISO 8601, or end offsets (exclusive) by partition, or None for the current time.
+            as_of: Time in ms or ISO 8601, or end offsets (exclusive) by partition. If None, the current table is read.
             columns: As in `scan`.
             threads: As in `scan`.
 
         Returns:
-            A `TopicTable`; no record is read yet.
+            A `TopicTable`. No records are read yet.
 
         Raises:
             NotFound: If the topic or an offset does not exist, or if records below the requested
@@ -142,7 +144,7 @@ class TopicReader:
             isolation_level: As in `scan`.
 
         Returns:
-            The offset and timestamp of the record per partition, or None.
+            The offset and timestamp of the record by partition, or None if a partition has no such record.
 
         Raises:
             NotFound: If the topic or the partition does not exist.
@@ -159,7 +161,7 @@ class TopicReader:
     def record_at(
         self, partition: int, offset: int, isolation_level: IsolationLevel = READ_COMMITTED
     ) -> pa.RecordBatch:
-        """Return the record at an offset: one row with all columns.
+        """Return the record at an offset as one row with all columns.
 
         Args:
             partition: Partition of the record.
@@ -195,13 +197,13 @@ class TopicReader:
 
         Args:
             key: Key of the record.
-            partition: Partition to search, or None for the current and previous partitions of the key by Kafka's
-                partitioner.
+            partition: Partition to search. If None, the partitions that Kafka's default partitioner selects for the
+                key, for the current and previous partition counts, are searched.
             all_partitions: Search all partitions, to find records that were written to an explicit partition.
             isolation_level: As in `scan`.
 
         Returns:
-            One row with all columns, whose value is null if the key was deleted; None if there is no record.
+            One row with all columns, or None if there is no record. If the key was deleted, the value is null.
 
         Raises:
             NotFound: If the topic or the partition does not exist.

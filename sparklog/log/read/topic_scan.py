@@ -1,4 +1,4 @@
-"""Scans and tails, which read the records of a topic from a view as Arrow record batches.
+"""Scans and tails read the records of a topic in a view as Arrow record batches.
 
 A tail follows a topic of any `LogView`, including Kafka log directories:
 
@@ -31,7 +31,9 @@ EARLIEST: Final = "earliest"
 LATEST: Final = "latest"
 OffsetSpec = int | Literal["earliest", "latest"]
 Position = OffsetSpec | Mapping[int, OffsetSpec]
-"""The start or end of a scan: `earliest`, `latest`, an offset, or one of these per partition. Ends are exclusive."""
+"""The start or end of a scan: `earliest`, `latest`, an offset, or one of these values per partition. Ends are
+exclusive.
+"""
 
 
 @dataclass(frozen=True)
@@ -74,7 +76,7 @@ def check_threads(threads: int) -> int:
 def scan_ranges(
     view: LogView, topic: str, partitions: Sequence[int] | None, start: Position, end: Position, isolation: str
 ) -> list[OffsetRange]:
-    """Return the offset ranges of a scan of these partitions, or of all partitions if None.
+    """Return the offset ranges of a scan of these partitions, or of all partitions if `partitions` is None.
 
     Raises:
         NotFound: If a partition or an offset does not exist.
@@ -116,11 +118,11 @@ def _offset(name: str, position: Position, partition: int, bounds: Bounds, isola
 
 @dataclass
 class Tail:
-    """A reader that follows one topic from a position: the next offset of each partition.
+    """A reader that follows one topic. Its position is the next offset of each partition.
 
-    `poll` reads from the position to the log end offset, or to `ends` if given. If the topic is deleted and created
-    again, `refresh` raises an error. If retention has deleted offsets before they were read, `poll` calls `warn` and
-    skips them.
+    `poll` reads from the position to the log end offset, or to `ends` if `ends` is specified. If the topic is deleted
+    and created again, `refresh` raises an error. If retention has deleted offsets before they were read, `poll` calls
+    `warn` and skips them.
     """
 
     view: LogView
@@ -132,7 +134,7 @@ class Tail:
     ends: dict[int, int] = field(default_factory=dict)
     topic_id: str = ""
     keys: KeySet | None = None
-    """The keys whose records are read, or None for all records."""
+    """The keys whose records are read. If None, all records are read."""
 
     def open(self) -> None:
         self.topic_id = self.view.topic_id(self.topic)

@@ -1,4 +1,5 @@
-"""`TopicTable`, the public class of a topic as a table: the latest record of each key as Arrow.
+"""`TopicTable`, the public class for reading a topic as a table. The table contains the latest record of each key as
+Arrow data.
 
 table = topic.table()
 print(table.to_table().num_rows)
@@ -52,11 +53,11 @@ class TopicTable(RecordBatches):
 
     @checked(poll=SECONDS.or_none())
     def follow(self, *, poll: float | None = None) -> FollowedTable:
-        """Read the table into memory and follow the topic from there, also from an earlier time.
+        """Read the table into memory, and then follow the topic. The table may also be a table as of an earlier time.
 
         Args:
-            poll: Age in seconds from which an access first refreshes the table, or None if only `refresh` and `wait`
-                refresh the table.
+            poll: Maximum age of the table in seconds. If the table is older when it is accessed, it is refreshed first.
+                If None, only `refresh` and `wait` refresh the table.
 
         Returns:
             A mapping of keys to rows.

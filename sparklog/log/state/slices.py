@@ -167,7 +167,7 @@ class FileSlices:
         return self.position or tuple(accumulate(self.nbytes[:-1], initial=0))[: len(self)]
 
     def append_times(self, time_ms: int) -> Sequence[int]:
-        """Return each slice's LogAppendTime for a commit at this time (ms); -1 if batches have their own times."""
+        """Return each slice's LogAppendTime for a commit at this time (ms), or -1 if batches have their own times."""
         if self.append_time:
             return self.append_time
         return [time_ms if flags & _TIME_FLAGS == _LOG_APPEND_TIME else -1 for flags in self.flags]

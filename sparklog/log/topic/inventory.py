@@ -159,7 +159,7 @@ def start_at(history: History, version: int) -> Snapshot:
 
 
 def oldest_base(history: History, version: int) -> int:
-    """Return the oldest version from which all states up to `version` can be rebuilt; -1 if all states can be."""
+    """Return the oldest version from which all states up to `version` can be rebuilt, or -1 if all states can be."""
     if history.commits.has(0, version):
         return -1
     for checkpoint in sorted(history.checkpoints):
