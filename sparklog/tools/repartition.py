@@ -2,36 +2,39 @@
 
 **Partition of a record.** The partition of a record with a key is determined by Kafka's default partitioner (murmur2),
 even if its old partition was set explicitly. A record without a key is copied to its old partition modulo the new
-number of partitions. The records of an old partition are copied in order, so the order of the records of a key does not
-change, and neither does the order of records without a key from the same old partition. If the records of a key are in
-several old partitions, because partitions were set explicitly or the topic has grown, their relative order is unknown.
+number of partitions. The records of an old partition are copied in order, so the order of records with the same key
+does not change. The order of records without a key from the same old partition does not change either. If the records
+of a key are in several old partitions, because partitions were set explicitly or were added to the topic, the relative
+order of these records is unknown.
 
-**Exactly once.** Each commit of copied records contains a writer (`KafkaWriterKey`) for each old partition. Its `batch`
-is the next old offset to copy, and its `count` is the number of records copied so far. The commit is rejected unless it
-continues from the latest position, so killed or concurrent runs do not copy records twice. The commit that creates the
-topic also contains these writers, at position 0. The writer ids contain the id of the old topic.
+**Exactly once.** Each commit of copied records contains a writer (`KafkaWriterKey`) for each old partition. The `batch`
+of the writer is the next old offset to copy, and its `count` is the number of records that have been copied. The commit
+is rejected unless it continues from the latest position, so records are not copied twice if runs are killed or run
+concurrently. The commit that creates the topic also contains these writers, at position 0. The writer ids contain the
+id of the old topic.
 
-If no other writer has appended records, the sum of the new log ends is the number of copied records. Otherwise the copy
-stops, because the remaining records would come after newer records of their keys.
+If no other writer has appended records, the sum of the new log end offsets is the number of copied records. Otherwise
+the copy stops, because the remaining records would be appended after newer records with the same keys.
 
-**Steps.** Each step copies the same share of each old partition in one commit. Records are therefore approximately in
-time order, which retention relies on, and groups that have read about the same share of each partition have to re-read
-few records.
+**Steps.** Each step copies the same share of each old partition in one commit. Therefore records are copied
+approximately in the order of their timestamps, as retention requires. If a group has read about the same share of each
+partition, it re-reads only a few records.
 
 **Groups.** In each new partition, a group continues from the smallest offset that may contain a record that it has not
-read in the old topic. No records are skipped, but records after this offset may be read again.
+read in the old topic. The group does not skip any records, but it may read records after this offset again.
 
-The mapping of offsets is derived from the commits of the copy. Each commit contains the old offsets up to which it
-copies, and the number of records that it adds to each new partition. Commits are read backwards from the latest one,
-up to a commit whose earlier records the group has all read. For a group that has read all records, this
-is the latest commit.
+The mapping of offsets is derived from the commits of the copy. Each commit contains the end of the copied offsets of
+each old partition, and the number of records that are added to each new partition. Commits are read backwards from the
+latest commit, until the group has read all records before the current commit. If a group has read all records, only the
+latest commit is read.
 
 If a group has read only some of the old records of a commit, these records are read again and counted by old and new
-partition. If a new partition gets records of only one old partition, for example if 4 partitions become 12, the number
-of records that the group has read is its exact position. If a new partition gets records of several old partitions,
-whose relative order is unknown, the group continues after the smallest count of an old partition with unread records.
-If some of these records have been deleted from the old topic, and after `MAX_COUNTED` commits, all records of a commit
-are considered unread. `again` is an upper bound that includes these cases.
+partition. If a new partition contains records of only one old partition, for example if the number of partitions is
+increased from 4 to 12, the number of records that the group has read is the exact position of the group. If a new
+partition contains records of several old partitions, the relative order of these records is unknown. In this case, the
+group continues after the smallest count of an old partition with unread records. If some of the old records of a commit
+have been deleted, or if more than `MAX_COUNTED` commits have been read, all records of the commit are considered
+unread. `again` is an upper bound that includes these records.
 """
 
 from __future__ import annotations
@@ -74,7 +77,9 @@ if TYPE_CHECKING:
 STEP_BYTES = 64 << 20
 """Maximum number of stored bytes of the old topic per commit."""
 MAX_COUNTED = 16
-"""Maximum number of commits whose old records are read again to determine the positions of groups, at most 1 GiB."""
+"""Maximum number of commits whose old records are read again to determine the positions of groups. This limits the
+reads to 1 GiB.
+"""
 COLUMNS = ("key", "value", "headers", "timestamp")
 POSITION_COLUMNS = {"partition": np.int32, "offset": np.int64}
 KEEP_TIMESTAMPS = {
@@ -90,12 +95,14 @@ Int32s = npt.NDArray[np.int32]
 Int64s = npt.NDArray[np.int64]
 
 CopyProgress: TypeAlias = Callable[[int, int, int], object]
-"""A function that is called with the number of copied records, and with the copied and total stored bytes."""
+"""A function that is called with the number of copied records, the number of copied bytes and the total number of bytes
+to copy.
+"""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class CopyPositions:
-    """The progress of a copy by old partition: the offset after the last copied record, and the number of copied
+    """The progress of a copy: for each old partition, the offset after the last copied record, and the number of copied
     records.
     """
 
@@ -109,7 +116,9 @@ def writer_ids(source: TopicState) -> list[str]:
 
 
 def copied_by(writers: Mapping[str, Writer] | Mapping[str, WriterEntry], source: TopicState) -> CopyPositions | None:
-    """Return the positions recorded by the writers of a commit or topic; None if they do not copy `source`."""
+    """Return the positions that are recorded by the writers of a commit or topic, or None if the writers do not copy
+    `source`.
+    """
     entries = [writers.get(id_) for id_ in writer_ids(source)]
     if not any(entries):
         return None
@@ -128,7 +137,9 @@ class Copying:
         self._start_offsets = source.state.log_start
 
     def create(self) -> bool:
-        """Create the new topic with the configs of the old topic. Return False if it exists and can be continued."""
+        """Create the new topic with the configs of the old topic. Return False if the new topic exists and the copy can
+        be continued.
+        """
         source = self.source.state
         writers = tuple(Writer(TXN, id_, 0, None, 0) for id_ in writer_ids(source))
         intent = CreateIntent(self.root.env.new_id(), self.partitions, source.configs, writers=writers)
@@ -176,7 +187,7 @@ class Copying:
             progress(records, 0, nbytes)
         for step, ends in enumerate(self._steps(starts, remaining, count), 1):
             while (copied := self._step(ends)) is None:
-                # A concurrent run has committed first, so continue from its positions.
+                # A concurrent run has committed first, so continue from the positions of this run.
                 pass
             records += copied
             progress(records, nbytes * step // count, nbytes)
@@ -203,7 +214,7 @@ class Copying:
     def _step(self, ends: Int64s) -> int | None:
         """Copy records up to the given old offsets in one commit.
 
-        Return the number of copied records, or None if a concurrent run has committed first.
+        Return the number of copied records, or None if a concurrent run committed first.
         """
         from sparklog.log.write.arrow_data import write_files
 
@@ -221,7 +232,8 @@ class Copying:
             rows = zip(writer_ids(self.source.state), after.offsets.tolist(), after.records.tolist(), strict=True)
             follows = {id_: entry.batch for id_, entry in registry.items()}
             writers = tuple(KafkaWriterKey(id_, offset, follows.get(id_), count) for id_, offset, count in rows)
-            # Make the old records and their decisions durable first, so that the copy cannot outlive them.
+            # Sync the old records and their decisions first. Otherwise the copied records might survive a crash in
+            # which the old records are lost.
             source = self.root.engine.log(self.source.topic)
             for prepare in source.current().topic_state.open:
                 self.root.engine.decisions.log(prepare.txn.id).make_durable()
@@ -234,7 +246,7 @@ class Copying:
         return int((after.records - before.records).sum())
 
     def _rows(self, ranges: list[OffsetRange], copied: CopyPositions) -> Iterator[pa.RecordBatch]:
-        """Yield the records with their new partitions, and update `copied`."""
+        """Yield the records and their new partitions, and update `copied`."""
         import pyarrow as pa
 
         from sparklog.format.arrow_numpy import fixed_array
@@ -290,7 +302,7 @@ class MovedGroup:
 
     Attributes:
         again: the maximum number of records that the group will read again.
-        problem: the reason why the offsets were not set; empty if they were set.
+        problem: the reason why the offsets were not set; empty if the offsets were set.
     """
 
     group: str
@@ -325,7 +337,7 @@ class StepRecords:
     new: Int32s
 
     def unread(self, read: Int64s, partitions: int) -> tuple[Int64s, int]:
-        """Return the unread records of a group whose offsets in the old partitions are `read`.
+        """Count the unread records of a group whose offsets in the old partitions are `read`.
 
         The first value contains, for each new partition, the number of records that certainly precede the first unread
         record, or -1 if there are no unread records. The second value is the number of unread records.
@@ -425,10 +437,11 @@ def _new_positions(read: Int64s, copying: Copying) -> _NewPositions:
 
 
 def _steps_back(read: Int64s, copying: Copying) -> tuple[list[CopyStep], Int64s, npt.NDArray[np.bool_]]:
-    """Return the commits of the copy, the latest first, back to a commit before which each group has read all records.
+    """Return the commits of the copy in descending order, back to a commit before which each group has read all
+    records.
 
-    Also return the log ends of the new partitions after the copy, and whether the existing commits go back far enough
-    for each group.
+    Also return the log end offsets of the new partitions after the copy, and for each group, True if all required
+    commits exist.
     """
     total = ends = copying.log.state(refresh=False).log_end
     is_certain = np.zeros(len(read), np.bool_)
@@ -438,8 +451,8 @@ def _steps_back(read: Int64s, copying: Copying) -> tuple[list[CopyStep], Int64s,
         before = copied_by({writer.id: writer for writer in commit.writers}, copying.source.state)
         if before is not None:
             if not steps:
-                # No group has read the later records of other writers. All records before them were appended by the
-                # copy.
+                # Other writers have appended records later, but no group has read these records. All earlier records
+                # were appended by the copy.
                 reject_other_writers(copying, ends, before)
                 total = ends
             steps.append(CopyStep(before, after, ends, added))
@@ -453,7 +466,7 @@ def _steps_back(read: Int64s, copying: Copying) -> tuple[list[CopyStep], Int64s,
 
 
 def _commits_back(log: TopicLog) -> Iterator[Commit]:
-    """Yield the existing commits of a topic backwards from the latest commit."""
+    """Yield the existing commits of a topic in descending order, starting with the latest commit."""
     state = log.state(refresh=False)
     history = History(log.store, log.topic, log.env)
     crc = state.crc
@@ -479,14 +492,14 @@ def _appended(commit: Commit, partitions: int) -> Int64s:
 
 @dataclass(frozen=True, slots=True)
 class Repartitioned:
-    """The result of a run.
+    """The result of a repartitioning run.
 
     Attributes:
         created: True if this run created the topic.
         records: the number of records that this run copied.
         total: the number of records that all runs have copied.
-        waiting: the number of offsets after the first open transaction of each partition, which were not copied.
-        groups: the moved groups, if requested.
+        waiting: the number of offsets that were not copied because of an open transaction.
+        groups: the moved groups, if the caller requested to move groups.
     """
 
     source: str
@@ -510,12 +523,12 @@ def repartition(
     progress: Callable[[int], object] = lambda records: None,
     step_bytes: int = STEP_BYTES,
 ) -> Repartitioned:
-    """Copy a topic to a new topic with a different number of partitions. Each record is copied once; repeated calls
-    resume.
+    """Copy a topic to a new topic with a different number of partitions. Each record is copied exactly once. Repeated
+    calls resume the copy.
 
     Args:
         root: an open root, or its location.
-        topic: the topic to copy up to its current end. The topic is not changed.
+        topic: the topic to copy, up to its current end. This topic is not changed.
         name: the topic to create with the same configs, or to continue.
         partitions: the number of partitions of the new topic.
         move_groups: set the offsets of the old topic's groups in the new topic. Stop the writers first.
@@ -523,7 +536,7 @@ def repartition(
         step_bytes: the maximum number of stored bytes of the old topic per commit.
 
     Returns:
-        The numbers of copied records and the groups. A group that was not moved has a `problem`.
+        The number of copied records, and the groups. If a group was not moved, its `problem` is set.
 
     Raises:
         NotFound: If the topic does not exist.
@@ -547,7 +560,7 @@ def repartition(
 def copy_topic(
     root: Root, topic: str, name: str, partitions: int, move_groups: bool, progress: CopyProgress, step_bytes: int
 ) -> Repartitioned:
-    """Implement `repartition` with more detailed progress."""
+    """Copy a topic like `repartition`, and report more detailed progress."""
     if check_topic_name(name) == check_topic_name(topic):
         raise BadRequest(f"topic '{topic}' cannot be copied to itself; choose another name")
     if not 1 <= partitions <= MAX_PARTITIONS:

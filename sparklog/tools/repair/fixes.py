@@ -1,8 +1,8 @@
-"""Fixes of damaged objects, a crash-safe way to apply them, and the report of a repair.
+"""Fixes of damaged objects, the crash-safe application of these fixes, and the report of a repair.
 
 The old bytes of an object are first copied to a directory below `_repair/`, which readers ignore. The new bytes then
-replace the old bytes, atomically if the store supports this. If the process stops during a fix, the object is either
-damaged or fixed, and a copy of the old bytes may remain.
+replace the old bytes. The replacement is atomic if the store supports atomic writes. If the process stops during a fix,
+the object is either damaged or fixed, and a copy of the old bytes may remain.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from sparklog.tools.verification.slice_checks import REBUILD
 
 CHUNK_BYTES = 8 << 20
 Patch: TypeAlias = tuple[int, bytes]
-"""A position in an object, and the new bytes from this position on."""
+"""A position in an object, and the new bytes at this position."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,9 +30,9 @@ class Fix:
     Attributes:
         how: a description of the changes for the report.
         size: the new size of the object, or None if the object itself does not change.
-        patches: the bytes of the object that change.
-        creates: keys and bytes of objects that are created first.
-        drops: keys of objects that are set aside last.
+        patches: the positions and the new bytes in the object.
+        creates: the keys and bytes of objects that are created before the object is changed.
+        drops: the keys of objects that are set aside after the object is changed.
         damaged: keys of the objects that the fix repairs.
     """
 
@@ -59,7 +59,7 @@ class Fix:
         return cls(key, how, len(data), ((0, data),), creates, drops, damaged)
 
     def patched(self, start: int, data: bytes) -> bytes:
-        """Apply the patches to `data`, which are the bytes of the object from `start` on."""
+        """Apply the patches to `data`, which are the bytes of the object at position `start`."""
         changed = bytearray(data)
         for position, new in self.patches:
             low, high = max(position, start), min(position + len(new), start + len(data))
@@ -80,7 +80,7 @@ class Repairer:
 
     Attributes:
         folder: the directory below `_repair/` for old bytes.
-        copies: the keys of the copies of old bytes by the key of the object.
+        copies: the keys of the copies, by the key of the copied object.
     """
 
     store: Store
@@ -149,7 +149,8 @@ class RepairReport:
     """The result of a repair.
 
     Attributes:
-        executed: False if nothing was changed; `repaired` and `left` then describe the result that a repair would have.
+        executed: False if no object was changed; in this case, `repaired` and `left` describe the expected result of a
+            repair.
         repaired: the objects that were fixed or set aside.
         left: the remaining problems.
         before: the number of problems before the repair.
@@ -168,7 +169,9 @@ class RepairReport:
 
 
 def remaining_findings(report: Report, repaired_files: Sequence[str]) -> tuple[Finding, ...]:
-    """Return the findings about files other than `repaired_files`. Remedies that suggest a rebuild are replaced."""
+    """Return the findings about files other than `repaired_files`. A remedy that recommends a rebuild is replaced,
+    because the repair could not rebuild the object.
+    """
     remaining = (finding for finding in report.findings if finding.file not in repaired_files)
     return tuple(replace(finding, remedy=RESTORE) if finding.remedy == REBUILD else finding for finding in remaining)
 

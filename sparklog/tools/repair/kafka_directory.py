@@ -5,18 +5,18 @@ if the `.index` file is missing. sparklog rebuilds each index that `sparklog ver
 from the batches of the segment. It writes a new file next to the old file and renames it.
 
 If `index.interval.bytes` is not given, the topic config in the metadata log is used. If the topic does not set this
-config, or if the directory has no metadata log, the value is derived from valid indexes of the partition or of other
-partitions of the topic: Kafka's default if it matches the indexes, otherwise a round number. An index that was written
-with a different interval is also valid.
+config, or if the directory does not contain a metadata log, the value is derived from valid indexes of the partition or
+of other partitions of the topic. Kafka's default is used if it matches the indexes. Otherwise a round number that
+matches the indexes is used. An index that is built with a different interval is also valid.
 
-* A `.txnindex` lists aborted transactions, which are found by reading the log from its start. If a cleaner has removed
-  the first batches of a transaction, its entry starts at the first remaining batch. Readers then return the same
-  records.
+* A `.txnindex` contains the aborted transactions, which are found by reading the log from the start. If a cleaner has
+  removed the first batches of a transaction, the entry of the transaction starts at the first remaining batch. Readers
+  return the same records in this case.
 * A corrupt `.snapshot` file is renamed with the suffix `.deleted` if the partition has a valid snapshot. The only
-  snapshot is kept: after a clean shutdown, a broker without a snapshot starts with an empty producer state, but a
-  broker with a corrupt snapshot deletes it and replays the log.
-* Segments are not changed. Corrupt batches must be recovered by the broker or from a replica. Until then, the indexes
-  of their segment are not changed either, unless only the incompletely written end of the last segment is corrupt.
+  snapshot of a partition is not renamed. If a broker does not find a snapshot after a clean shutdown, it starts with an
+  empty producer state. If the broker finds a corrupt snapshot, it deletes the snapshot and replays the log.
+* Segments are not changed. Corrupt batches must be recovered by the broker or from a replica. The indexes of a segment
+  with corrupt batches are not changed, unless only the incompletely written end of the last segment is corrupt.
 
 The broker must be stopped. The repair acquires the lock on `.lock`, which a running broker holds.
 """
@@ -69,8 +69,8 @@ def repair_log_dir(
 ) -> RepairReport:
     """Rebuild the damaged index files of a Kafka log directory or partition directory.
 
-    If `execute` is False, nothing is changed. Raises the errors of `verify_log_dir`, and `Conflict` if a broker is
-    running.
+    If `execute` is False, no file is changed. Raises the same exceptions as `verify_log_dir`, and `Conflict` if a
+    broker is running.
     """
     log_dir = file_path(path)
     with _broker_lock(log_dir, execute):
@@ -118,7 +118,8 @@ def _partition_fixes(
     If the bytes are None, the file is renamed with the suffix `.deleted`.
     """
     damaged = {name for name in names if _SNAPSHOT.fullmatch(name)}
-    # If no snapshot remained, a broker that was shut down cleanly would lose its producer state.
+    # Do not remove the only snapshot, because a broker that was shut down cleanly would then start with an empty
+    # producer state.
     has_others = any(_SNAPSHOT.fullmatch(name) and name not in damaged for name in folder.names())
     for name in sorted(damaged) if has_others and isinstance(folder, LocalPath) else ():
         how = "set aside, because the broker can rebuild the producer state from an earlier snapshot and the log"
@@ -165,8 +166,8 @@ def _is_damaged(segment: SegmentRead) -> bool:
 
 
 class _IndexIntervals:
-    """The `index.interval.bytes` of the topics in a Kafka log directory. If `configured` is set, it applies to all
-    topics.
+    """The `index.interval.bytes` of the topics in a Kafka log directory. If `configured` is set, this value is used for
+    all topics.
     """
 
     def __init__(self, folder: FilePath, configured: int | None, env: Env) -> None:
@@ -175,7 +176,7 @@ class _IndexIntervals:
         self._env = env
 
     def of(self, folder: FilePath, segments: Sequence[SegmentRead]) -> int:
-        """Return the interval of the partition in `folder`, which has these segments."""
+        """Return the interval of the partition in `folder` with the given segments."""
         if self._configured is not None:
             return self._configured
         topic = folder.name.rpartition("-")[0]
@@ -218,7 +219,8 @@ def _interval_bounds(segments: Sequence[SegmentRead]) -> tuple[int, int]:
 
 
 def _likely_interval(low: int, high: int) -> int:
-    # A follower's index has entries for several batches and does not depend on an interval, so low may exceed high.
+    # An index that was written by a follower contains entries for several batches and does not depend on an interval,
+    # so low may exceed high.
     if low <= INDEX_INTERVAL_BYTES <= high or low > high:
         return INDEX_INTERVAL_BYTES
     # Many intervals result in the same indexes, and configured intervals are usually round numbers.

@@ -9,12 +9,12 @@
 | root defaults                             | their copy in `_defaults`, and this copy from the entry                  |
 | checkpoint of a topic                     | the previous checkpoint, if any, and the commits up to its version       |
 
-A damaged entry stops readers that start before it, even if it is not the latest entry and later entries contain the
-complete state. Copies of later entries let these readers start after the damaged entry. If the two latest entries have
-copies, no reader needs the damaged entry, and it is set aside.
+Readers that start before a damaged entry fail at this entry, even if a later entry contains the complete state. If
+later entries have copies, readers can start after the damaged entry. If the two latest entries have copies, readers do
+not require the damaged entry, so the entry is set aside.
 
-A damaged checkpoint is not removed if the state at its version or at a later version cannot be rebuilt without it.
-Otherwise readers would return an outdated state as the latest state.
+A damaged checkpoint is not removed if the state at the checkpoint's version or at a later version cannot be rebuilt
+without the checkpoint. Otherwise readers would return an outdated state as the latest state.
 """
 
 from __future__ import annotations
@@ -45,12 +45,14 @@ _END = re.compile(rb',"crc":[0-9]{1,10}\}')
 
 
 def is_log_object(key: str) -> bool:
-    """Return True for objects of a log, including checkpoint tables, and for the file with the root id."""
+    """Return True if the key is the key of a log object, including checkpoint tables, or of the file that contains the
+    root id.
+    """
     return f"/{naming.LOG_FOLDER}/" in key or key == naming.ROOT_KEY or key.startswith(f"{naming.DEFAULTS_FOLDER}/")
 
 
 def decoder_for(key: str) -> Callable[[bytes], object] | None:
-    """Return the decoder of the document with this key, or None if the key is not that of a document.
+    """Return the decoder of the document with this key, or None if the object with this key is not a document.
 
     The decoder raises an exception if the document is corrupt.
     """
@@ -79,7 +81,7 @@ def is_valid(key: str, data: bytes | None) -> bool:
 
 
 def fix_document(store: Store, key: str) -> Fix | None:
-    """Return the fix of a document if its checksum confirms the original bytes, or None."""
+    """Return the fix of a document, or None if the original bytes cannot be confirmed by the checksum."""
     data = _read(store, key)
     if data is None or decoder_for(key) is None or is_valid(key, data):
         return None
@@ -121,9 +123,10 @@ def _read(store: Store, key: str) -> bytes | None:
 
 
 def fix_entry(store: Store, key: str) -> Fix | None:
-    """Return the fix of an entry or of its copy, or None.
+    """Return the fix of an entry or of its copy, or None if the object cannot be fixed.
 
-    The object is rebuilt from its counterpart or its own bytes. If this is not possible, later entries are copied.
+    The entry is rebuilt from its copy, or the copy is rebuilt from the entry, or the object is rebuilt from its own
+    bytes. If none of these is possible, later entries are copied.
     """
     prefix, _, _ = key.partition(f"/{naming.LOG_FOLDER}/")
     number = naming.entry_number(key)
@@ -136,13 +139,15 @@ def fix_entry(store: Store, key: str) -> Fix | None:
     data = _read(store, other)
     if data is not None and is_valid(other, data):
         return Fix.rewrite(key, f"rebuilt from {'the entry' if is_copy else 'its copy'}", data)
-    # If both entries of a broken chain are intact, it is unknown which entry is wrong.
+    # If both entries at a break in the chain are intact, it is unknown which entry is wrong.
     can_skip = not is_copy and not is_valid(key, _read(store, key))
     return fix_document(store, key) or (_skip_entry(store, prefix, number) if can_skip else None)
 
 
 def fix_defaults(store: Store, key: str, number: int) -> Fix | None:
-    """Return the fix of an entry of the root defaults from its copy in `_defaults`, or of the copy from the entry."""
+    """Return the fix of a root defaults entry or of its copy in `_defaults`. The object is rebuilt from its
+    counterpart.
+    """
     is_copy = key.startswith(f"{naming.DEFAULTS_FOLDER}/")
     entry = naming.commit_key(DEFAULTS.prefix(DEFAULTS_ID), number)
     other = entry if is_copy else naming.defaults_copy_key(number)
@@ -153,7 +158,7 @@ def fix_defaults(store: Store, key: str, number: int) -> Fix | None:
 
 
 def _skip_entry(store: Store, prefix: str, number: int) -> Fix | None:
-    """Return the fix that copies the two latest entries, so that readers start after a damaged or missing entry."""
+    """Return the fix that copies the two latest entries, so that readers can start after a damaged or missing entry."""
     numbers = list_numbers(store, prefix)
     latest = numbers.entries[-1] if numbers.entries else -1
     if numbers.entries[-(latest - number) :] != tuple(range(number + 1, latest + 1)):

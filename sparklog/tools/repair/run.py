@@ -2,9 +2,9 @@
 
 The repair takes up to `MAX_ROUNDS` rounds, because a fix can make other fixes possible. For example, a checkpoint can
 only be rebuilt after a damaged commit has been fixed. Readers, writers and jobs can run concurrently: a fixed object
-has its original bytes or is not needed by readers, and the vacuum may delete all objects that are set aside.
+contains its original bytes or is not required by readers, and the vacuum may delete all objects that are set aside.
 
-If no log is damaged, unreferenced files are set aside if the vacuum may delete them as well:
+If no log is damaged, unreferenced files that the vacuum may delete are set aside:
 
 | object                             | is set aside if                                                                |
 |------------------------------------|--------------------------------------------------------------------------------|
@@ -66,21 +66,22 @@ def repair(
     index_interval_bytes: int | None = None,
     say: Say = lambda line: None,
 ) -> RepairReport:
-    """Rebuild damaged objects that `verify` reports, and list the damage that must be restored from a backup.
+    """Rebuild damaged objects that `verify` reports, and list the damaged objects that must be restored from a backup.
 
     Args:
         path: a root, a topic's directory, or a Kafka log directory or partition directory whose broker is stopped.
-        topics: names of the topics to repair; empty for all topics.
-        execute: apply the fixes. If False, nothing is changed.
-        index_interval_bytes: `index.interval.bytes` of a Kafka directory, if its brokers changed the default.
+        topics: names of the topics to repair. If empty, all topics are repaired.
+        execute: apply the fixes. If False, no file is changed.
+        index_interval_bytes: the value of `index.interval.bytes` of the brokers of a Kafka directory, if it is not the
+            default.
         say: called with a line of text for each step.
 
     Returns:
         A report. `repaired` lists the changes that were or would be made. `sound` is True if no problems remain.
 
     Raises:
-        NotFound: If there is no log at `path`, or if a topic does not exist.
-        Unavailable: If the store rejects a write. Fixes that were already applied are kept.
+        NotFound: If `path` does not contain a log, or if a topic does not exist. Unavailable: If the store rejects a
+            write. Fixes that were already applied are not reverted.
 
     Example:
         report = sparklog.repair("/data/log", execute=True)
@@ -113,8 +114,8 @@ def repair_root(
 ) -> RepairReport:
     """Repair the root in `store`, or some of its topics, and set unreferenced files aside.
 
-    If `execute` is False, nothing is changed, and the report describes the fixes. Raises the errors of `verify_root`,
-    and `Unavailable` if the store rejects a write. Fixes that were already applied are kept.
+    If `execute` is False, no object is changed, and the report describes the fixes. Raises the same exceptions as
+    `verify_root`, and `Unavailable` if the store rejects a write. Fixes that were already applied are not reverted.
     """
     folder = f"{time.strftime('%Y-%m-%dT%H-%M-%S', time.gmtime(env.wall_ms() / 1000))}-{env.new_id()}"
     repairer, applied = Repairer(store, folder), dict[str, Fix]()
@@ -150,7 +151,7 @@ def repair_root(
 
 
 def _was_attempted(fix: Fix, applied: Mapping[str, Fix]) -> bool:
-    """Return True if an earlier round tried this fix. A fix that creates objects is only tried once per key."""
+    """Return True if an earlier round attempted this fix. A fix that creates objects is attempted only once per key."""
     earlier = applied.get(fix.key)
     return earlier is not None and (earlier == fix or bool(fix.creates))
 
@@ -207,7 +208,7 @@ class _RepairPlan:
         return fix_document(self.store, key) or fix_missing_commit(self.store, key)
 
     def _file_fixes(self, keys: Sequence[str]) -> Iterator[Fix]:
-        """Yield the fixes of data files and their auxiliary files, using any topic that references the data file."""
+        """Yield the fixes of data files and their auxiliary files, using the topics that reference the data files."""
         damaged = {key: topic for key in keys if (topic := naming.key_topic(key)) is not None}
         topics = dict.fromkeys([*damaged.values(), *(naming.topic_names(self.store) if damaged else ())])
         for topic in topics:
@@ -228,7 +229,9 @@ class _RepairPlan:
 
 
 def unreferenced_file_fixes(report: Report, topics: Mapping[str, CheckedTopic]) -> Iterator[Fix]:
-    """Yield fixes that set unreferenced files aside, unless a log is damaged, because it may reference the files."""
+    """Yield fixes that set unreferenced files aside. If a log is damaged, yield no fixes, because the log may reference
+    the files.
+    """
     if any(f"/{naming.LOG_FOLDER}/" in finding.file for finding in report.findings):
         return
     for unreferenced in report.unreferenced:

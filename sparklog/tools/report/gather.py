@@ -1,7 +1,7 @@
-"""Gather the report of a sparklog root or a Kafka log directory in place. Nothing is changed.
+"""Gather the report of a sparklog root or a Kafka log directory. No files are changed.
 
-A report requires a listing of each topic's log and data files, and the dry runs of maintenance, which only read
-metadata. If a topic cannot be read, a note is added and the other topics are reported. Records are only read for their
+A report lists the log and data files of each topic, and performs a dry run of maintenance, which only reads metadata.
+If a topic cannot be read, a note is added and the other topics are reported. Records are only read for their
 timestamps: the first unread record of each group, and, in a Kafka log directory, the first record of each open
 transaction.
 """
@@ -71,9 +71,9 @@ def gather(
     """Gather a report as of `settings.now_ms`.
 
     Args:
-        topics: names of the topics to report; empty for all topics.
+        topics: names of the topics to report. If empty, all topics are reported.
         made_by: the program and its version, for the footer of the report.
-        maintenance: whether to plan the next maintenance run.
+        maintenance: True to plan the next maintenance run.
 
     Raises:
         NotFound: If a topic does not exist.
@@ -222,7 +222,7 @@ def _activity(root: Root, name: str, snapshot: Snapshot, now_ms: int) -> Activit
 
 
 def _open_transactions(root: Root, snapshot: Snapshot, now_ms: int) -> list[OpenTransaction]:
-    """Return the open transactions of a snapshot. Ages are based on the store's clock."""
+    """Return the open transactions of a snapshot. The ages are determined with the store's clock."""
     name, transactions = snapshot.topic, list[OpenTransaction]()
     for prepare in snapshot.state.open:
         age = max(0, now_ms - root.engine.decisions.prepared_ms(name, prepare))
@@ -232,7 +232,8 @@ def _open_transactions(root: Root, snapshot: Snapshot, now_ms: int) -> list[Open
             for partition, first in prepare.first.items()
         ]
     for imported in snapshot.state.kafka_open:
-        # Imported transactions have no timeout in sparklog. Only Kafka or an operator can end them.
+        # Imported transactions do not have a timeout in sparklog, because only Kafka or an operator can end these
+        # transactions.
         owner = f"Kafka's {imported.transactional_id or f'producer {imported.producer}'}"
         since = None if imported.start_ms is None else max(0, now_ms - imported.start_ms)
         transactions.append(OpenTransaction(name, imported.partition, owner, imported.first, imported.end, since, None))
@@ -382,7 +383,9 @@ def _kafka_corruption(view: KafkaView, name: str) -> Iterator[Note]:
 def _kafka_groups(
     view: KafkaView, topics: Sequence[TopicFacts], now_ms: int, names: tuple[str, ...], notes: list[Note]
 ) -> tuple[GroupFacts, ...] | None:
-    """Return the groups in the local partitions of `__consumer_offsets`, or None if there are none."""
+    """Return the groups in the local partitions of `__consumer_offsets`, or None if the directory does not contain any
+    of these partitions.
+    """
     if not has_groups(view):
         return None
     try:
@@ -429,7 +432,9 @@ def _slices_by_hour(slices: Slices, now_ms: int) -> tuple[int, ...]:
 
 
 def _blocks_by_hour(states: Iterable[PartitionState], now_ms: int) -> tuple[int, ...]:
-    """Return stored bytes of a Kafka log directory by hour. A block counts for the hour of its maximum timestamp."""
+    """Return stored bytes of a Kafka log directory by hour. The bytes of a block are added to the hour of its maximum
+    timestamp.
+    """
     times, sizes = [np.zeros(0, np.int64)], [np.zeros(0, np.int64)]
     for segment in (segment for state in states for segment in state.segments):
         times.append(np.array(segment.block_timestamp, np.int64))

@@ -1,7 +1,7 @@
 """Read the status of the jobs of a root: recorded runs, backlogs and active runs.
 
-This requires two listings and two requests for the recorded runs, and one request for the root. If active runs are
-requested, the leases of each job require the same number of requests as the recorded runs. Slice tables are passed in
+Reading the status requires two listings and two requests for the recorded runs, and one request for the root. If active
+runs are requested, the same number of requests is required to read the leases of each job. Slice tables are taken from
 snapshots that the caller has read.
 """
 
@@ -26,9 +26,7 @@ from sparklog.retention.retain import expiry_backlog
 
 @dataclass(frozen=True, slots=True)
 class Running:
-    """An active run, which has a lease. If `alive` is False, the lease has expired, because the run is dead or
-    suspended.
-    """
+    """A run that has a lease. If `alive` is False, the lease has expired because the run was killed or suspended."""
 
     job: str
     host: str
@@ -41,9 +39,9 @@ class Running:
 class JobStatus:
     """The status of the jobs of a root as of `settings.now_ms`.
 
-    Configs that a topic does not set are taken from `settings`. If `settings` has no defaults, they are taken from the
-    last run of each job, which may have read a properties file. Raises `SparklogError` if the recorded runs cannot be
-    read.
+    If a topic does not set a config, the default in `settings` is used. If `settings` does not contain defaults, the
+    defaults of the last run of each job are used, which may have been read from a properties file. Raises
+    `SparklogError` if the recorded runs cannot be read.
 
     Attributes:
         failures: the errors of topics that cannot be read.

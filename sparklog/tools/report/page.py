@@ -1,8 +1,9 @@
-"""Render a report as a self-contained HTML page with styles, charts and a short script. The page needs no network
-access.
+"""Render a report as a self-contained HTML page with styles, charts and a short script. The page does not require
+network access.
 
 The template escapes all external text, such as names of topics, groups and transactions, and errors. The script sorts
-and filters tables. If scripts are disabled, the page shows the same data, and the partitions of a topic open with CSS.
+and filters tables. If scripts are disabled, the page shows the same data, and CSS is used to expand the partitions of a
+topic.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ if TYPE_CHECKING:
 
 
 MAX_PARTITIONS = 200
-"""Maximum number of partitions per topic on the page; the largest partitions are shown."""
+"""Maximum number of partitions to show per topic. If a topic has more partitions, the largest partitions are shown."""
 MAX_BARS = 100
 LARGEST_TOPICS = 12
 
@@ -87,7 +88,7 @@ class Chart(NamedTuple):
         path: the bars as an SVG path; each bar is 10 units wide and up to 60 units high.
         max: the largest value.
         max_ms: the start of the hour with the largest value.
-        days: the distance from the left in percent and the time of each start of a day.
+        days: the start time of each day, and its distance from the left edge in percent.
     """
 
     path: str
@@ -98,7 +99,10 @@ class Chart(NamedTuple):
 
 
 def chart(values: Sequence[int], now_ms: int) -> Chart | None:
-    """Draw the values of the last hours; the last value is the current hour. Return None if all values are 0."""
+    """Draw the values of the last hours. The last value belongs to the current hour.
+
+    Return None if all values are 0.
+    """
     if not any(values):
         return None
     largest = max(values)
@@ -127,7 +131,9 @@ class PlannedRow(NamedTuple):
 
 
 def by_topic(planned: Sequence[PlannedWork]) -> list[PlannedRow]:
-    """Return one row per topic and action. If reasons differ, show the reason of the partition with the most bytes."""
+    """Return one row per topic and action. If the partitions have different reasons, use the reason of the largest
+    partition.
+    """
     groups: dict[tuple[str, str], list[PlannedWork]] = {}
     for work in planned:
         groups.setdefault((work.topic, work.action), []).append(work)
@@ -220,7 +226,7 @@ def never_expires(topic: TopicFacts) -> bool:
 
 
 class Bar(NamedTuple):
-    """A bar of a partition. `height` is the number of bytes relative to the largest partition."""
+    """The bar of a partition. `height` is the size of the partition relative to the largest partition."""
 
     partition: int
     height: float

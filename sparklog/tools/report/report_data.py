@@ -1,6 +1,8 @@
-"""The data of a report, and the notes that are derived from it. Times are in ms since the epoch, sizes in bytes.
+"""The data of a report, and the notes that are derived from the data. Times are in ms since the epoch, and sizes are in
+bytes.
 
-The dataclasses define the JSON format of a report: it contains their fields and the properties in `COMPUTED`.
+The dataclasses define the JSON format of a report. The JSON contains all fields of the dataclasses and the properties
+in `COMPUTED`.
 """
 
 from __future__ import annotations
@@ -19,7 +21,7 @@ HOURS = 72
 
 
 def total(numbers: Iterable[int | None]) -> int | None:
-    """Return the sum, or None if one of the numbers is unknown."""
+    """Return the sum of the numbers, or None if one of the numbers is unknown."""
     terms = list(numbers)
     return None if None in terms else sum(number for number in terms if number is not None)
 
@@ -34,7 +36,8 @@ class PartitionFacts:
         unsealed: the number of unsealed slices.
         expiring: the number of records that the next retention run deletes; None for a Kafka log directory.
         next_log_start: the log start after the next retention run.
-        expires_ms: the time at which the first segment becomes older than retention.ms, or None if it never does.
+        expires_ms: the time at which the first segment becomes older than retention.ms, or None if the segment never
+            expires.
     """
 
     COMPUTED: ClassVar = ("offsets",)
@@ -87,8 +90,9 @@ class TopicFacts:
         configs: the configs that are set on this topic.
         bytes_by_hour: stored bytes by record timestamp in each of the last `HOURS` clock hours. The bytes of a slice
             that spans several hours are distributed evenly.
-        unreferenced_bytes: bytes of files that the vacuum will delete, or None if not requested.
-        backlog: pending work of the jobs, or None if not requested.
+        unreferenced_bytes: bytes of files that the vacuum will delete, or None if the caller did not request this
+            value.
+        backlog: pending work of the jobs, or None if the caller did not request the backlog.
     """
 
     COMPUTED: ClassVar = (
@@ -240,7 +244,7 @@ class PlannedWork:
 
     Attributes:
         action: seal, merge, compact or expire.
-        due: False if the work is not done yet, for the reason in `why`.
+        due: False if the work is not due yet; `why` is the reason.
     """
 
     topic: str
@@ -285,8 +289,8 @@ class RootReport:
 
     Attributes:
         kind: root or kafka.
-        doing: the work of the next maintenance run, or None if it was not planned.
-        removals: the files that the next vacuum will delete, or None if it was not planned.
+        doing: the work of the next maintenance run, or None if the run was not planned.
+        removals: the files that the next vacuum will delete, or None if the vacuum was not planned.
     """
 
     COMPUTED: ClassVar = ("bytes",)
@@ -318,19 +322,23 @@ class RootReport:
 
 
 MANY_UNSEALED = 500
-"""Report a partition with more unsealed slices than this. A run of `sparklog compact` leaves about 32 slices."""
+"""Report a partition if it has more than this number of unsealed slices. After a run of `sparklog compact`, about 32
+slices remain.
+"""
 MANY_COMMITS = 1_000
-"""Report a topic with more commits since the latest checkpoint. Writers write a checkpoint every 128 commits."""
+"""Report a topic if more than this number of commits follow the latest checkpoint. Writers write a checkpoint every 128
+commits.
+"""
 SOME_SKEW, MUCH_SKEW = 3.0, 4.0
 MIN_SKEW_BYTES = 64 << 20
-"""Topics below this size are not checked for skew, because their skew is random."""
+"""Topics below this size are not checked for skew, because the skew of a small topic is random."""
 LONG_OPEN_MS = HOUR_MS
 LONG_BEHIND_MS = 24 * HOUR_MS
 MIN_FREE_SHARE = 0.05
 
 
 def health(report: RootReport) -> RootReport:
-    """Return the report with notes about its data. Notes that need attention come first."""
+    """Return the report with notes about its data. Notes that require attention are returned first."""
     notes = [*report.notes, *_transactions(report), *_space(report), *_jobs(report)]
     for group in report.groups or ():
         notes += _group(report, group)

@@ -1,14 +1,14 @@
 """Read all objects of a log and report corrupt, missing and unreachable objects.
 
 This module checks journals whose entries contain the complete state: the decisions of a transactional id, the offsets
-of a group or the leases of a job. It checks every entry, the chain of entries, and every copy of an entry. Cleanup may
-have deleted entries below the second latest copy, the oldest entries first; all other entries must exist. A copy must
-equal its entry byte for byte. If an entry other than the latest is damaged, only past states are lost. The module
-`topic_log` checks the log of a topic.
+of a group or the leases of a job. It checks every entry, the chain of entries, and every copy of an entry. The cleanup
+deletes entries below the second latest copy, starting with the oldest entry. All other entries must exist. The bytes of
+a copy must be equal to the bytes of its entry. If an entry other than the latest is damaged, only past states are lost.
+The module `topic_log` checks the log of a topic.
 
 Readers start after the latest checkpoint and stop at the first missing number, so they cannot reach objects beyond a
-gap. Such objects are reported. They belong to a log that lost objects, or to a process that kept running while its root
-was restored and continued with the old numbers.
+gap. Objects beyond a gap are reported. Either the log has lost objects, or a process was running while its root was
+restored, and continued with the old numbers.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ T = TypeVar("T")
 
 
 def log_end(numbers: Sequence[int], checkpoint: int) -> int:
-    """Return the last of `numbers` (ascending) that readers reach.
+    """Return the last number in `numbers` (ascending) that readers can reach.
 
     Readers start after `checkpoint`, which is -1 if there is no checkpoint. If all numbers are beyond the first gap,
     return the last number.
@@ -88,7 +88,7 @@ def _located(finding: Finding, data: bytes) -> Finding:
         if crc == expected:
             return finding
         flipped = finding.at_flipped_bit(0, crc_field, crc, expected) if expected < 2**32 else None
-        # A digit of the checksum itself may be damaged. Otherwise more than one bit is wrong.
+        # A digit of the checksum may be damaged. Otherwise more than one bit is wrong.
         left, right = str(expected), str(crc)
         one_digit = len(left) == len(right) and sum(a != b for a, b in zip(left, right, strict=True)) == 1
         return flipped or replace(finding, position=crc_field + len(_CRC_FIELD) if one_digit else 0)
@@ -98,7 +98,10 @@ def _located(finding: Finding, data: bytes) -> Finding:
 
 
 def _located_after_document(finding: Finding, document: bytes, data: bytes) -> Finding:
-    """Return the finding at the first part after an intact document that does not match its CRC-32C."""
+    """Return the finding for the first part that does not match its CRC-32C.
+
+    The document before the parts is intact.
+    """
     start, parts = len(document), following(json.loads(document))
     if len(data) == start + sum(nbytes for nbytes, _ in parts):
         for nbytes, expected in parts:
@@ -111,7 +114,7 @@ def _located_after_document(finding: Finding, document: bytes, data: bytes) -> F
 
 @dataclass(slots=True)
 class CheckedLog:
-    """A log whose objects are all read and checked.
+    """A log that is being checked. All of its objects are read.
 
     Attributes:
         what: the noun for an object of the log in messages.
@@ -178,7 +181,7 @@ class CheckedLog:
             self.report(LOG, naming.commit_key(self.prefix, number), message, BEYOND_GAP)
 
     def find_missing(self, first: int, end: int, existing: Iterable[int], remedy: str = RESTORE) -> None:
-        """Report missing objects in `[first, end)`, a range in which cleanup deletes no objects."""
+        """Report missing objects in the range `[first, end)`, in which the cleanup does not delete objects."""
         inside = sorted(number for number in {*existing} if first <= number < end)
         # A corrupt file name can contain a huge number, so do not create a list of all numbers in a gap.
         gaps = (number for low, high in pairwise([first - 1, *inside, end]) for number in range(low + 1, high))
@@ -204,7 +207,7 @@ C = TypeVar("C", bound=CheckedLog)
 def read_again(read: Callable[[], C], unread: C) -> C:
     """Read a log, and read it again if objects are deleted during the read.
 
-    Return `unread` with a finding if every attempt fails.
+    If every attempt fails, return `unread` with a finding.
     """
     deleted: NotFound | None = None
     for _ in range(unread.store.limits.verify_tries):
@@ -280,6 +283,6 @@ def _first_needed(numbers: Numbers, latest: E | None) -> int:
     """Return the number of the first entry that cleanup cannot have deleted."""
     first = numbers.copies[-2] if len(numbers.copies) > 1 else 0
     if latest is not None and EXPIRED_IDS in latest.read_features:
-        # Entries from before the id expired are deleted. The id continues with the next number.
+        # When a transactional id expires, its entries are deleted. The id continues with the next number.
         return max(first, numbers.copies[-1] + 1 if numbers.copies else numbers.entries[0])
     return first

@@ -67,7 +67,9 @@ def _latest_entry(state: Decisions) -> str:
 
 
 def _check_previous_decided(key: str, what: str, n: int, before: Decisions | None) -> Iterator[Finding]:
-    """Check that the previous transaction was decided. A writer decides it before it starts transaction `n`."""
+    """Check that the previous transaction was decided. A writer decides the previous transaction before it starts
+    transaction `n`.
+    """
     latest = -1 if before is None else before.newest
     if n > latest + 1:
         yield _finding(key, f"{what}, but the decisions end at transaction {latest}")

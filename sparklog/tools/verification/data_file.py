@@ -9,10 +9,10 @@ An append file is checked against its footer and the commits, and a segment agai
 | `.index`, `.timeindex`, `.txnindex` | the CRC-32C equals that in the commit; the entries match the batches        |
 | `.bloom`                            | the CRC-32Cs are valid; the filters contain all keys of their slices        |
 
-A missing or corrupt filter does not hide records, because lookups then read the slice. A filter that denies an existing
-key hides records.
+If a filter is missing or corrupt, lookups read the slice, so records are not hidden. If a valid filter does not contain
+an existing key, lookups do not find the records of the key.
 
-A footer can describe slices that no version references any more. These slices are checked as well. All slices are
+A footer can describe slices that are no longer referenced by any version. These slices are also checked. All slices are
 decoded in order to check the checksums, offsets, counts and timestamps of their batches. The files are divided into
 work items, so that a Spark job can distribute them over tasks. Each work item returns its findings.
 """
@@ -187,9 +187,10 @@ def _mismatch(
 ) -> Iterator[Finding]:
     """Yield findings if the checksum of the index files is wrong although each entry matches the batches.
 
-    In this case, entries are missing, or belong to another segment. If entries of aborted transactions are missing, the
-    `.txnindex` is wrong, because their number is known. Otherwise it is unknown which file is wrong: the number of
-    index entries depends on the writer, and the last stable offset of an aborted transaction depends on other segments.
+    In this case, entries are missing or belong to another segment. If entries of aborted transactions are missing, the
+    `.txnindex` is wrong, because the number of aborted transactions is known. Otherwise it is unknown which file is
+    wrong, because the number of index entries depends on the writer, and the last stable offset of an aborted
+    transaction depends on other segments.
     """
     entries = len(indexes.get("txnindex", b"")) // transaction_index.ENTRY_BYTES
     if batches is not None and entries < len(batches.aborts):
@@ -289,14 +290,14 @@ def _check_append_file(checked: CheckedFile) -> None:
     counts = CheckCounts(files=1, nbytes=file.footer_length)
     for group in _adjacent(sorted(claims, key=lambda claim: claim.position), checked.store.limits.span_bytes):
         counts += _check_adjacent(checked, group, entries)
-    # The bytes of the commit were already counted when the log was read.
+    # The bytes of the commit have already been counted, because the log has been read.
     checked.counts = replace(counts, nbytes=0) if is_commit(f"/{file.key}") else counts
 
 
 def _footer(checked: CheckedFile) -> Footer | None:
     store, file = checked.store, checked.file
     start = file.size - file.footer_length
-    # Request one more byte to check that the file ends after the footer.
+    # Request one additional byte to check that the file ends after the footer.
     data = store.get(file.key, start, file.footer_length + 1)
     if len(data) > file.footer_length:
         checked.findings.append(_too_long(file))
@@ -348,7 +349,9 @@ def _against_footer(key: str, claim: SliceClaim, entry: WrittenSlice | None) -> 
 
 
 def _adjacent(claims: Sequence[SliceClaim], span_bytes: int) -> Iterator[list[SliceClaim]]:
-    """Yield groups of adjacent slices that fit into one request. A slice that is too long is yielded alone."""
+    """Yield groups of adjacent slices that can be read with one request. A slice that is too long is yielded
+    separately.
+    """
     group: list[SliceClaim] = []
     for claim in claims:
         end = group[-1].position + group[-1].size if group else 0
@@ -365,8 +368,8 @@ def _check_adjacent(
 ) -> CheckCounts:
     """Check adjacent slices.
 
-    The slices are read in one request. If one of their checksums is wrong, or if they are too long, the slices are
-    checked individually.
+    The slices are read in one request. If a checksum is wrong, or if the slices are too long, the slices are checked
+    individually.
     """
     start = claims[0].position
     nbytes = claims[-1].position + claims[-1].size - start

@@ -20,7 +20,7 @@ RESTORE = "restore the file from a backup"
 TWO_WINNERS = "if nobody changed the file, the store let two writers create it; check the store with sparklog doctor"
 RESTORE_BOTH = f"one of the two files is wrong, so restore both; {TWO_WINNERS}"
 _ADVICE = re.compile(r"[;:] (?:restore|delete|run sparklog)\b.*\Z")
-"""Advice at the end of an error message. It is removed, because a finding has a remedy."""
+"""Advice at the end of an error message. The advice is removed, because a finding contains a remedy."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +29,7 @@ class Finding:
 
     Attributes:
         file: the key in the root, or the path relative to the Kafka directory.
-        message: the expected and the actual state.
+        message: a description of the expected state and the actual state.
         remedy: the recommended action.
         position: the byte position in the file, if known.
         offset: the offset in the log, if known.
@@ -84,7 +84,9 @@ class UnreferencedFile:
 
 @dataclass(frozen=True, slots=True)
 class CheckCounts:
-    """Numbers of checked objects. `entries` counts the entries of journals, such as consumer groups and decisions."""
+    """Numbers of checked objects. `entries` is the number of journal entries, for example of consumer groups and
+    decisions.
+    """
 
     topics: int = 0
     commits: int = 0
@@ -94,7 +96,7 @@ class CheckCounts:
     slices: int = 0
     batches: int = 0
     records: int = 0
-    # offsets that are in no slice, because they were compacted or aborted, or are missing in an imported log
+    # offsets that are not in a slice, because they were compacted or aborted, or are missing in an imported log
     gaps: int = 0
     nbytes: int = 0
 

@@ -2,9 +2,9 @@
 
 Most of Kafka's small files have no checksum. Some of their values cannot be compared with other data: the offsets in
 the checkpoint files of the log directory, and the topic id in `partition.metadata` if the directory contains only one
-partition of a topic. An offset beyond the log end is not necessarily corrupt: when Kafka truncates a log, after an
-unclean shutdown or because a follower has a new leader, it updates some of these files later and others never. Such
-offsets are reported as notes, because the end of the log may also be lost.
+partition of a topic. An offset beyond the log end is not necessarily corrupt. When Kafka truncates a log after an
+unclean shutdown or because a follower has a new leader, it updates some of these files later, and never updates the
+other files. An offset beyond the log end is reported as a note, because the end of the log may also have been lost.
 """
 
 from __future__ import annotations
@@ -49,7 +49,8 @@ def verify_log_dir(
 ) -> Report:
     """Verify a Kafka log directory or partition directory.
 
-    Raises `NotFound` if `path` is neither, or if a requested topic is not in the directory.
+    Raises `NotFound` if `path` is neither a log directory nor a partition directory, or if a requested topic is not in
+    the directory.
     """
     folder = file_path(path)
     layout = kafka_layout(folder)

@@ -1,18 +1,20 @@
 """Check a Kafka partition directory: every batch, and every file next to the segments.
 
-Some fields of a batch are not covered by its checksum. They are compared with other data: base offsets and lengths with
-the adjacent batches, and leader epochs with `leader-epoch-checkpoint`.
+Some fields of a batch are not covered by its checksum. These fields are compared with other data: base offsets and
+lengths with the adjacent batches, and leader epochs with `leader-epoch-checkpoint`.
 
-A gap between offsets is normal if the log cleaner removed the batches. No file of a log directory records exactly how
-far a log has been cleaned: `cleaner-offset-checkpoint` is written after a cleaner pass, so if a broker crashes earlier,
-there are gaps above the checkpoint. A replica that fetches a compacted log also has gaps that its own cleaner did not
-make. The batches next to a gap above the checkpoint therefore decide whether records are lost:
+A gap between offsets is normal if the log cleaner removed the batches. The files of a log directory do not show exactly
+how far a log has been cleaned. `cleaner-offset-checkpoint` is written after a cleaner pass, so if a broker crashes
+during the pass, the log contains gaps above the checkpoint. The log of a replica that fetches a compacted log also
+contains gaps above the checkpoint. Therefore the batches next to a gap above the checkpoint are checked to determine
+whether records are lost:
 
-* Next to removed records, a cleaner leaves neither records without a key nor duplicate keys. If the batches before and
-  after a gap both contain such records, no cleaner has been there, and records are lost. This does not apply if the
-  leader changed at the gap, because a replica that truncates its log in the middle of a batch leaves a gap.
-* All other gaps are undecided. Messages of formats v0 and v1 are excluded, because their gaps may be caused by
-  compression.
+* A cleaned range does not contain records without a key or several records with the same key. If the batches before and
+  after a gap both contain such records, the gap was not created by a cleaner, so records are lost. This does not apply
+  if the leader changed at the gap, because a replica that truncates its log in the middle of a batch also creates a
+  gap.
+* All other gaps are undecided. Messages of formats v0 and v1 are excluded, because compression may cause gaps between
+  these messages.
 """
 
 from __future__ import annotations
@@ -48,7 +50,7 @@ MAX_LOST_GAPS = 3
 
 @dataclass(frozen=True, slots=True)
 class Gap:
-    """Missing offsets `[start, end)`. The next batch is at byte `position`."""
+    """A range of missing offsets `[start, end)`. The next batch starts at byte `position`."""
 
     start: int
     end: int
@@ -101,7 +103,7 @@ class Gaps:
 
 
 class _Neighbors:
-    """The batches next to the gaps of a window. They show whether the records in a gap are lost."""
+    """The batches next to the gaps of a window, which are used to determine whether the records in a gap are lost."""
 
     def __init__(self, headers: BatchHeaders, records: RecordColumns | None, before: Gaps) -> None:
         self.epochs = np.concatenate(([before.leader_epoch], headers.leader_epoch))
@@ -141,7 +143,9 @@ REPLICA = "restore the file from another replica or a backup"
 COMPARE = "compare it with another replica"
 CUT_OFF = "a broker truncates the log at this position when it starts after an unclean shutdown; " + REPLICA
 SNAPSHOT = "leave the file in place; a broker deletes it at startup and rebuilds the producer state from the log"
-"""If the only snapshot were deleted, a cleanly stopped broker would start with an empty producer state."""
+"""The remedy for a corrupt snapshot. If the only snapshot were deleted, a broker that was shut down cleanly would start
+with an empty producer state.
+"""
 WRONG_FORMAT = "the file is not in the format that Kafka writes"
 INDEX_INTERVAL_BYTES = 4096
 """Kafka's default for `index.interval.bytes`."""
@@ -178,7 +182,7 @@ class KafkaPartition:
     Attributes:
         cleaner_offset: the offset in `cleaner-offset-checkpoint`, or None if the offset is unknown.
         is_stopped: True if the broker was shut down cleanly. The broker then trusts the files at its next start.
-        reads_past_torn_end: whether to search for batches after an incompletely written end.
+        reads_past_torn_end: True to search for batches after an incompletely written end.
         notes: possible corruption that may also be normal behavior of Kafka.
         names: the names of known files.
         cleaned: the offset below which a cleaner may have removed records.
@@ -202,7 +206,9 @@ class KafkaPartition:
     has_old_formats: bool = False
 
     def read(self, log_start: int) -> None:
-        """Read all files. `log_start` is the offset in `log-start-offset-checkpoint`, or 0 if there is no offset."""
+        """Read all files. `log_start` is the offset in `log-start-offset-checkpoint`, or 0 if the checkpoint does not
+        contain the partition.
+        """
         self.cleaned = self.cleaner_offset or 0
         names = list_segments(self.folder, env=self.env)
         limits = [*(name.base for name in names[1:]), None]
@@ -289,7 +295,7 @@ class KafkaPartition:
             return file.size, file.modified
 
     def _at_flipped_bit(self, file: SegmentFile, damage: Damage, finding: Finding) -> Finding:
-        """Return the finding at the flipped bit that explains the wrong checksum, if a single bit is wrong."""
+        """Return the finding at the flipped bit if a single flipped bit explains the wrong checksum."""
         header = file.header_at(damage.position) if damage.wrong_crc else None
         if header is None or header.magic != MAGIC:
             return finding
@@ -439,5 +445,7 @@ class KafkaPartition:
 
 
 def _unexpected_byte(data: bytes) -> int:
-    """Return the position of the first byte that is not a digit, minus sign, space or newline; 0 if there is none."""
+    """Return the position of the first byte that is not a digit, minus sign, space or newline, or 0 if all bytes are
+    valid.
+    """
     return next((position for position, byte in enumerate(data) if byte not in b"0123456789-\n "), 0)

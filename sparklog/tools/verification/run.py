@@ -1,10 +1,10 @@
 """Verification of a root: the root id, the journals of transactions and groups, the logs of topics, and all data files.
 
-The order of the steps allows for concurrent writers:
+The steps are performed in this order because writers may be active:
 
 * A decision only references objects that were written earlier, so decisions are read first.
-* If a log seems to lack an object that another log references, the log is read again. The later state contains every
-  object that the earlier state contained.
+* If an object that another log references is not found in a log, the log is read again. A later state of the log
+  contains every object of an earlier state.
 * Files are listed before the logs are read. An unreferenced file in the listing is therefore an upload in flight or a
   left-over file.
 * A missing file is checked against a later state of its topic, because the vacuum may have deleted the file.
@@ -78,15 +78,14 @@ def verify_root(
     """Verify the root in `store`, or some of its topics. Corruption is reported and never raised.
 
     Args:
-        topics: names of the topics to verify; empty for all topics.
+        topics: names of the topics to verify. If empty, all topics are verified.
         quick: read all logs, but check only the existence and size of data files.
         runner: runs the work items that read data files.
         say: called with a line of text for each step.
         confirmed: findings of an earlier verification, which are reported again without waiting for caches.
 
     Raises:
-        NotFound: If there is no root, or if a topic does not exist.
-        BadRequest: If the location is a backup repository.
+        NotFound: If the root or a topic does not exist. BadRequest: If the location is a backup repository.
     """
     runner = InProcess() if runner is None else runner
     return _Verification(store, tuple(topics), quick, runner, say, env, frozenset(confirmed)).run()
@@ -110,7 +109,7 @@ class _Verification:
     Attributes:
         reread: decisions that were read again after the topics.
         referenced: keys of all objects that belong to the root.
-        cache_wait: pauses for as long as caches can hide an object.
+        cache_wait: the pauses during which caches may still hide an object.
         logs_store: the store for reading logs, which retries if a cache of names hides an object.
     """
 
@@ -155,8 +154,8 @@ class _Verification:
     def _read_logs(self, names: Sequence[str], now_ms: int) -> None:
         """Read all logs and compare them with each other.
 
-        A mount may return an outdated listing. The logs are therefore read repeatedly for as long as caches can be
-        outdated, and an object is only reported as missing if it is missing each time.
+        A mount may return an outdated listing. Therefore the logs are read repeatedly until cached listings have
+        expired. An object is reported as missing only if it is missing in every read.
         """
         before = self.findings, self.counts, self.referenced
         suspects: set[tuple[str, ...]] | None = None
@@ -288,7 +287,9 @@ class _Verification:
             self._report_missing(missing)
 
     def _has_right_size(self, file: ReferencedFile, listed: dict[str, ObjectInfo], missing: list[str]) -> bool:
-        """Return True if a file exists and has the right size. Otherwise add it to `missing` or to the findings."""
+        """Return True if a file exists and has the correct size. Otherwise add the file to `missing` or to the
+        findings.
+        """
         info = listed.get(file.key)
         if info is None or info.size != file.size:
             # The file was written after the listing, or a cache returned an outdated listing.
@@ -321,7 +322,7 @@ class _Verification:
             self.findings.append(Finding(MISSING, key, message, offset=offset))
 
     def _exists(self, key: str) -> bool:
-        """Return True if a file exists. Wait for as long as a cache may hide the file."""
+        """Return True if a file exists. If the file is not found, retry until caches have expired."""
         while self.logs_store.stat(key) is None:
             if not self.cache_wait.wait():
                 return False
@@ -329,5 +330,8 @@ class _Verification:
 
 
 def _files_of(logs: Iterable[CheckedTopic]) -> list[ReferencedFile]:
-    """Return the files of all logs ordered by key. A file has the claims of all topics that reference it."""
+    """Return the files of all logs, sorted by key.
+
+    The claims of a file come from all topics that reference the file.
+    """
     return [file for _, file in sorted(merge_files(file for log in logs for file in log.files).items())]

@@ -114,8 +114,8 @@ def check_index(
 
 
 def _check_end(data: bytes, used: int, preallocated: bool, file: str) -> list[Finding]:
-    """Check the bytes after the entries. They must be zeros if a broker preallocates the file; otherwise there must be
-    none.
+    """Check the bytes after the entries. If a broker preallocates the file, these bytes must be zeros. Otherwise the
+    file must end after the entries.
     """
     rest = np.frombuffer(data, np.uint8)[used:]
     nonzero = np.flatnonzero(rest)
@@ -133,7 +133,7 @@ def _check_offset_index(
     """Check the entries of an `.index` file.
 
     Followers, and brokers before 4.0, write one entry for several batches: the position of the first batch and the last
-    offset of the last batch. Such entries are valid, because readers find the same batches.
+    offset of the last batch. These entries are valid, because readers find the same batches.
     """
     entries = OffsetIndex.parse(data, base, file=file)
     wrong = _check_end(data, len(entries) * OffsetIndex.ENTRY_BYTES, preallocated, file)
@@ -161,8 +161,8 @@ def _check_time_index(data: bytes, base: int, batches: CollectedBatches, file: s
     """Check the entries of a `.timeindex` file.
 
     Unless the segment is active, the last entry contains the maximum timestamp of the segment. An entry refers to the
-    earliest batch with its timestamp. If messages of an old format were appended together, it refers to the last of
-    them.
+    earliest batch with the timestamp of the entry. If messages of an old format were appended together, the entry
+    refers to the last of these messages.
     """
     entries = TimeIndex.parse(data, base, file=file)
     size = TimeIndex.ENTRY_BYTES
@@ -244,7 +244,9 @@ class CheckedFile:
 
 @dataclass(slots=True)
 class Totals:
-    """Counts per slice as int64 arrays. Offsets are log offsets; `min_ts` is `NONE` if a slice has no timestamps."""
+    """Counts per slice as int64 arrays. Offsets are log offsets. `min_ts` is `NONE` if the records of a slice do not
+    have timestamps.
+    """
 
     batches: Int64s
     records: Int64s
@@ -275,7 +277,7 @@ class SliceWindow(Window):
     def wrong_batches(self, low: int | None = None) -> list[Finding]:
         """Return findings for batches with a wrong checksum, header or offset.
 
-        `low` is the first valid offset; by default, the base offset of the slice.
+        `low` is the first valid offset. The default is the base offset of the slice.
         """
         headers, shift = self.headers, self._of_batches("shift")
         first, end = self._of_batches("base") if low is None else low, self._of_batches("end")
@@ -419,7 +421,7 @@ def walk(checked: CheckedFile, claim: SliceClaim, batches: CollectedBatches) -> 
     if windows.stop != "end":
         message = f"expected complete record batches: {windows.reason}"
         checked.findings.append(Finding(CONTENT, file.path, message, position=windows.end, offset=following))
-        # The boundaries of the remaining batches are unknown, so only check the checksum of the slice.
+        # The boundaries of the remaining batches are unknown, so check only the checksum of the slice.
         span = checked.store.limits.span_bytes
         for position in range(windows.end, file.size, span):
             crc = crc32c(file.read(position, span), crc)
@@ -428,7 +430,7 @@ def walk(checked: CheckedFile, claim: SliceClaim, batches: CollectedBatches) -> 
         finding = Finding(CHECKSUM, file.path, message, position=claim.position, offset=claim.base)
         flipped = finding.at_flipped_bit(claim.position, claim.size, crc, claim.crc)
         if flipped is not None or len(checked.findings) == before:
-            # A single flipped bit explains all other findings about the slice, so report only this bit.
+            # A single flipped bit explains all findings about the slice, so report only this bit.
             checked.findings[before:] = [flipped or finding]
     if len(checked.findings) > before:
         return None

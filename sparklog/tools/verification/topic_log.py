@@ -4,12 +4,12 @@ Commits are replayed from the first retained commit, and each checkpoint must eq
 If a commit is damaged, the replay continues from the next valid checkpoint.
 
 **Commits that must exist:** all commits from the anchor on. The anchor is the latest checkpoint that is at or below
-both the retention floor and the second latest checkpoint. The vacuum only deletes commits below the anchor, the oldest
-commits first.
+both the retention floor and the second latest checkpoint. The vacuum deletes only commits below the anchor, starting
+with the oldest commit.
 
 **Data files that must exist:** the files of the state at the retention floor, files that later versions add, and files
-of leased versions. The vacuum retains exactly these files, because a reader may have planned a read of any version from
-the floor on.
+of leased versions. The vacuum retains exactly these files, because a reader may have planned a read of any version at
+or above the floor.
 """
 
 from __future__ import annotations
@@ -49,7 +49,9 @@ def differing_columns(left: SliceTable, right: SliceTable) -> list[str]:
 
 
 def _column(rows: Slices, name: str) -> np.ndarray:
-    """Return a column. Codes of strings are replaced by the strings, because codes differ between tables."""
+    """Return a column. Dictionary codes are replaced with their strings, because the codes of a string differ between
+    tables.
+    """
     if name not in ("file", "txn"):
         return rows.columns[name]
     codes, inverse = np.unique(rows.columns[name], return_inverse=True)
@@ -58,7 +60,7 @@ def _column(rows: Slices, name: str) -> np.ndarray:
 
 
 def gaps(state: TopicState, table: SliceTable) -> int:
-    """Return the number of offsets between log start and log end that are in no slice."""
+    """Return the number of offsets between log start and log end that are not in a slice."""
     if state.deleted:
         return 0
     rows = table.all()
@@ -78,7 +80,9 @@ State = tuple[TopicState, SliceTable]
 
 
 class Outcome(NamedTuple):
-    """The outcome of a transaction as recorded in a commit. `topic_id` distinguishes deleted and recreated topics."""
+    """The outcome of a transaction that is recorded in a commit. `topic_id` distinguishes a topic from a deleted topic
+    with the same name.
+    """
 
     version: int
     topic_id: str
@@ -224,7 +228,7 @@ class _Replay:
         return commit.crc
 
     def _check_embedded(self, commit: Commit, data: bytes, key: str) -> None:
-        """Compare the embedded commits of a commit with the original commits, if the original commits were read."""
+        """Compare the embedded commits of a commit with the original commits that were read."""
         self.documents.pop(commit.version - BLOCK_COMMITS, None)
         self.documents[commit.version] = data[: commit.nbytes]
         try:
@@ -270,8 +274,8 @@ class _Replay:
             self.state = checkpoint.state, table
 
     def _report_checkpoint_beyond(self, version: int) -> None:
-        """Report a checkpoint after the last commit. Readers fail in this case, because they would return an outdated
-        state.
+        """Report a checkpoint after the last commit. In this case, readers raise an error, because they would otherwise
+        return an outdated state.
         """
         key, counts = checkpoint_key(self.name, version), CheckCounts(checkpoints=1)
         remedy = f"restore the commits up to {version}, or, if they never existed, move the checkpoint away"
@@ -343,7 +347,7 @@ class _Replay:
         leased = set[int]() if self.state is None else self._leased_versions(self.state[0])
         last_leased = max(leased, default=-1)
         for version in versions[versions < start].tolist():
-            # Commits of a leased version are needed. The vacuum deletes all other commits below `start`.
+            # The commits of a leased version are required. The vacuum deletes all other commits below `start`.
             key = commit_key(self.name, version)
             self.log.read(key, version, decode_commit, CheckCounts(commits=1), accounted=version <= last_leased)
 

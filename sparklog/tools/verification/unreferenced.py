@@ -1,4 +1,4 @@
-"""Classification of unreferenced files: left-over and unfinished files of sparklog, and unrecognized files."""
+"""Classify unreferenced files: leftover and unfinished files of sparklog, and unrecognized files."""
 
 from __future__ import annotations
 
@@ -44,12 +44,14 @@ def classify_unreferenced(
 
 
 def _is_permanent(key: str) -> bool:
-    """Return True for probe results, notes about lost commits, and objects that a repair has moved aside."""
+    """Return True if the file is a probe result, a note about a lost commit, or an object that was set aside."""
     return is_probe_result(key) or is_note(key) or key.startswith(f"{naming.REPAIR_FOLDER}/")
 
 
 def _explain(info: ObjectInfo, topics: Mapping[str, CheckedTopic]) -> str | None:
-    """Return a possible reason why an unreferenced file exists, or None if sparklog does not use such names."""
+    """Return a possible reason why an unreferenced file exists, or None if sparklog does not use file names of this
+    form.
+    """
     owner, _, path = info.key.partition("/")
     if owner == PROBE_FOLDER:
         return "a probe is running or was interrupted"
