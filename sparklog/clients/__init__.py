@@ -1,1 +1,1 @@
-"""Clients of a root: the producer and the consumer."""
+"""The producer and the consumer of a root."""

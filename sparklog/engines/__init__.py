@@ -1,1 +1,1 @@
-"""Topics as tables of DuckDB, Polars and other engines that read pyarrow datasets."""
+"""Read topics as tables with DuckDB, Polars and other engines that support pyarrow datasets."""

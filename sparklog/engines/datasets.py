@@ -1,9 +1,10 @@
-"""Topics as tables of DuckDB, Polars and other engines that read pyarrow datasets, with column and filter pushdown.
+"""Read topics as tables with DuckDB, Polars and other engines that support pyarrow datasets. Columns and filters are
+pushed down.
 
-An engine requests a scanner of a dataset for the columns that it needs and a filter expression. Only these columns are
+An engine requests a scanner of a dataset with the required columns and a filter expression. Only these columns are
 decoded, and only offsets that can match are read (see `sparklog.engines.narrowing`). The scanner then applies the
-filter to the records. pyarrow's own `Scanner` is not used, because it reads ahead in threads that call Python even
-after the scan has ended.
+filter to the records. pyarrow's `Scanner` is not used, because it reads ahead in threads that call Python even after
+the scan has ended.
 
 Polars gets lazy frames, and passes its predicate as a Polars expression. Comparisons of columns with constants are
 translated to pyarrow expressions. Other conditions do not reduce the number of records to read. The complete predicate
@@ -98,7 +99,9 @@ class TopicScanner:
 
 
 class TopicDataset(ds.Dataset):  # type: ignore[misc]
-    """A topic as of the creation of the dataset, for libraries that read pyarrow datasets."""
+    """A snapshot of a topic, which can be read by libraries that support pyarrow datasets. The snapshot is taken when
+    the dataset is created.
+    """
 
     def __init__(self, view: LogView, topic: str, isolation: IsolationLevel, threads: int) -> None:
         self._view = view
@@ -119,7 +122,7 @@ class TopicDataset(ds.Dataset):  # type: ignore[misc]
 
     @property
     def partition_expression(self) -> ds.Expression:
-        """A condition that all records meet. It is always True."""
+        """A condition that is satisfied by all records. The condition is always True."""
         return pc.scalar(True)
 
     def get_fragments(self, filter: ds.Expression | None = None) -> Iterator[TopicDataset]:  # noqa: A002  (pyarrow's)
@@ -139,7 +142,9 @@ class TopicDataset(ds.Dataset):  # type: ignore[misc]
     def batches(
         self, columns: Sequence[str], expression: ds.Expression | None, needed: set[str]
     ) -> Iterator[pa.RecordBatch]:
-        """Yield columns of all records that can match an expression. `needed` are the columns in the expression."""
+        """Yield columns of all records that may match an expression. `needed` contains the columns that are used in the
+        expression.
+        """
         for ranges in _rounds(self.ranges(expression, needed)):
             yield from read_parts(self._view.plan(ranges, self._isolation), columns, threads=self._threads)
 
@@ -194,7 +199,7 @@ def datasets(
     isolation_level: IsolationLevel = READ_COMMITTED,
     threads: int = 1,
 ) -> dict[str, ds.Dataset]:
-    """Open topics as pyarrow datasets, which show one consistent state of all topics as of now.
+    """Open topics as pyarrow datasets. The datasets contain a consistent snapshot of the current state of all topics.
 
     Args:
         root: An open root, or the location of a root or a Kafka log directory.
@@ -203,8 +208,8 @@ def datasets(
         threads: The number of threads that decode records, as in `Topic.scan`.
 
     Returns:
-        A dataset for each topic. Use its `to_table(columns=..., filter=...)`, or pass it to an engine, for example with
-        `register_dataset` of DataFusion.
+        A dataset for each topic. Call `to_table(columns=..., filter=...)` of the dataset, or pass the dataset to an
+        engine, for example with `register_dataset` of DataFusion.
 
     Raises:
         NotFound: If the root or a topic does not exist.
@@ -335,7 +340,7 @@ def polars(
     isolation_level: IsolationLevel = READ_COMMITTED,
     threads: int = 1,
 ) -> dict[str, Any]:
-    """Open topics as Polars lazy frames, which show one consistent state of all topics as of now.
+    """Open topics as Polars lazy frames. The frames contain a consistent snapshot of the current state of all topics.
 
     Args:
         root: An open root, or the location of a root or a Kafka log directory.
@@ -395,8 +400,8 @@ def _frames(
 
 
 def translated(predicate: Any) -> ds.Expression | None:
-    """Translate a Polars predicate to a pyarrow expression that all matching rows meet. Return None if there is no such
-    expression.
+    """Translate a Polars predicate to a pyarrow expression that is true for all matching rows. Return None if the
+    predicate cannot be translated.
     """
     parts = predicate.meta.pop()[::-1]
     if len(parts) == 2:
@@ -433,8 +438,8 @@ def _swapped(compare: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
 
 
 def _compared(column: Any, literal: Any, compare: Callable[[Any, Any], Any]) -> ds.Expression | None:
-    """Return the comparison of a column with a constant, or None if the operands are of other kinds or their types
-    differ.
+    """Return the comparison of a column with a constant. Return None if the operands are not a column and a constant,
+    or if their types differ.
     """
     pl = import_module("polars")
 

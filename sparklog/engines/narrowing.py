@@ -1,9 +1,9 @@
 """Determine the offsets that can match a filter from metadata alone.
 
-A filter is a pyarrow expression, which cannot be inspected. However, pyarrow can decide which fragments of a dataset
-may match an expression, based on what is known about each fragment. Therefore, a topic is presented as a dataset of
-chunks with known partitions, offsets and timestamps. The chunks are never opened. Chunks next to chunks that cannot
-match are split again, down to single offsets.
+A filter is a pyarrow expression, which cannot be inspected. However, pyarrow can determine which fragments of a dataset
+may match an expression, based on an expression that describes each fragment. Therefore, a topic is presented as a
+dataset of chunks with known partitions, offsets and timestamps. The chunks are never opened. A chunk next to a chunk
+that cannot match is split repeatedly until it contains a single offset.
 
 The resulting ranges always contain all matching records, but may also contain other records. The reader applies the
 filter to the records.
@@ -43,8 +43,8 @@ METADATA_COLUMNS = {"topic", "partition", "offset", "timestamp"}
 class Spans:
     """Spans of records of one partition in offset order, with the minimum and maximum timestamp (ms) of each span.
 
-    `low` ignores negative timestamps, and is -1 if there are no other timestamps. `low` and `high` are None if the
-    timestamps are unknown.
+    `low` is the minimum of the non-negative timestamps, or -1 if all timestamps are negative. `low` and `high` are None
+    if the timestamps are unknown.
     """
 
     base: Int64s
@@ -55,7 +55,9 @@ class Spans:
 
 @dataclass(frozen=True, slots=True)
 class _Chunk:
-    """Offsets of a partition, and the rows of the spans that contain the offsets. An `edge` must be split again."""
+    """A range of offsets of a partition, and the rows of the spans that contain the offsets. A chunk that is an `edge`
+    must be split again.
+    """
 
     partition: int
     start: int
@@ -127,7 +129,7 @@ class _Matcher:
         return [number in matching for number in range(len(chunks))]
 
     def _chunk_expressions(self, chunk: _Chunk) -> Iterator[ds.Expression]:
-        """Yield expressions such that each record of a chunk meets at least one of them.
+        """Yield expressions for a chunk. At least one of the expressions is true for each record of the chunk.
 
         If the filter uses timestamps, yields an expression for records with a timestamp, and an expression for records
         without a timestamp.
@@ -153,7 +155,7 @@ def _time(ms: int) -> pa.Scalar:
 
 
 def _refined(chunks: Sequence[_Chunk], count: int, spans: Mapping[int, Spans], matcher: _Matcher) -> list[_Chunk]:
-    """Split each edge into `count` chunks, and drop the chunks that cannot match. The neighbors of dropped chunks
+    """Split each edge into `count` chunks, and drop the chunks that cannot match. The chunks next to dropped chunks
     become edges.
     """
     splits = {chunk: list(_split(chunk, count, spans[chunk.partition])) for chunk in chunks if chunk.edge}
@@ -165,8 +167,8 @@ def _refined(chunks: Sequence[_Chunk], count: int, spans: Mapping[int, Spans], m
             continue
         split = splits[chunk]
         possible = [next(results) for _ in split]
-        # The ends of an edge need no check, because they are next to a chunk that was dropped before, or at an end of
-        # the log.
+        # The ends of an edge do not have to be checked, because they are next to a dropped chunk or at an end of the
+        # log.
         for number, part in enumerate(split):
             if possible[number]:
                 has_dropped_neighbor = not all(possible[max(number - 1, 0) : number + 2])

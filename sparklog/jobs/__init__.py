@@ -1,1 +1,3 @@
-"""Jobs that spark-submit, cron or the command line start: maintenance, verification, streams, Kafka and Delta."""
+"""Jobs that are started with spark-submit, cron or the command line: maintenance, verification, streaming, and copies
+from and to Kafka and Delta.
+"""

@@ -56,7 +56,7 @@ def parse(name: str, options: Callable[..., T], about: str | None, words: Sequen
         name: the name of the job.
         options: a dataclass that declares the options, like the commands of `sparklog.cli`.
         about: the docstring of the job. `--help` shows the first paragraph.
-        words: the arguments of the command line.
+        words: the command line arguments.
     """
     command = FunctionCommand(name, options, help=(about or "").partition("\n\n")[0])
     try:
@@ -78,9 +78,9 @@ def job(
 
     Args:
         name: the name of the job.
-        after_interrupt: the state after an interrupt, for the message.
+        after_interrupt: a description of the state after an interrupt, which is part of the message.
         foreign: exceptions of other libraries that the job may raise.
-        reason: returns the message for the text of such an exception.
+        reason: a function that returns the error message for the text of a foreign exception.
     """
 
     def decorate(run: Callable[P, int]) -> Callable[P, int]:
@@ -107,17 +107,20 @@ def job(
 
 
 def spark_if_needed(name: str, settings: Settings) -> SparkIfNeeded:
-    """Return a runner that starts Spark only if there is enough work. Its application name is `sparklog <name>`."""
+    """Return a runner that starts Spark only if there is enough work.
+
+    The Spark application is named `sparklog <name>`.
+    """
     # On a terminal, a status line shows the progress, and log lines would interfere with it.
     return SparkIfNeeded(f"sparklog {name}", lambda builder: sparklog.configure(builder), settings, quiet=on_terminal())
 
 
 @dataclass
 class Maintenance:
-    """Options that `compact` and `retain` have in common.
+    """Options that are common to `compact` and `retain`.
 
     Attributes:
-        topics: the requested topics without duplicates; empty for all topics of the root.
+        topics: the requested topics without duplicates. If empty, all topics of the root are processed.
         settings: the settings in the properties file, without the time (see `settings_at`).
     """
 
@@ -139,7 +142,9 @@ class Maintenance:
         warn_of_seconds(**{"--now-ms": self.now_ms})
 
     def settings_at(self, store_ms: int) -> Settings:
-        """Return the settings with the time in `--now-ms` or, by default, this time of the store's clock."""
+        """Return the settings with the time in `--now-ms`. If the option is not given, use this time of the store's
+        clock.
+        """
         return replace(self.settings, now_ms=store_ms if self.now_ms is None else self.now_ms)
 
 
@@ -152,8 +157,8 @@ def run_maintenance(
 ) -> int:
     """Run a job on a root, print failures to stderr and the report to stdout, and return the exit code.
 
-    `work` gets its topics from the lease and checks the lease after each work item. The run is recorded in the root as
-    a run of the job `kind`, by default the name of the job.
+    `work` processes the topics of the lease and checks the lease after each work item. The run is recorded in the root
+    as a run of the job `kind`. The default is the name of the job.
     """
     root = sparklog.open(options.root)
     for topic in options.topics:

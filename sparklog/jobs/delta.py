@@ -1,7 +1,8 @@
-"""Spark sessions with Delta, and options and checks that `to_delta` and `from_delta` have in common.
+"""Spark sessions with Delta, and the options and checks that are common to `to_delta` and `from_delta`.
 
-Delta is a jar, which spark-submit gets with --packages. A job that is started as a command, without an option for jars,
-uses the version of the installed package `delta-spark` (the extra `delta`), and Spark fetches the jar with Ivy.
+Delta is a jar, which is passed to spark-submit with --packages. If a job is started as a command without an option for
+jars, it uses the version of the installed package `delta-spark` (the extra `delta`), and Spark downloads the jar with
+Ivy.
 """
 
 from __future__ import annotations
@@ -38,7 +39,9 @@ SETTINGS = {
     "spark.sql.catalog.spark_catalog": "org.apache.spark.sql.delta.catalog.DeltaCatalog",
 }
 SUBMITTED = "PYSPARK_GATEWAY_PORT"
-"""Set by spark-submit. The session then has the packages in the command line of spark-submit."""
+"""An environment variable that is set by spark-submit. If it is set, the session uses the packages in the spark-submit
+command.
+"""
 ARGUMENTS = "PYSPARK_SUBMIT_ARGS"
 
 TableOption = Annotated[str, Option(metavar="PATH", help="Directory or URL of the Delta table.")]
@@ -62,14 +65,14 @@ def coordinates(spark_version: str, *, avro: bool = False) -> list[str]:
     """Return the packages for a Spark version: Delta and, if `avro` is True, Spark's Avro package."""
     line = ".".join(spark_version.split(".")[:2])
     release = _installed() or DELTA_VERSION
-    # The .0 release of a Spark line is compatible with later releases, and is in repositories that lack the latest
-    # release.
+    # The .0 release of a Spark line is compatible with later releases, and is also available in repositories that do
+    # not contain the latest release.
     return [f"io.delta:delta-spark_{line}_2.13:{release}"] + [f"org.apache.spark:spark-avro_2.13:{line}.0"] * avro
 
 
 def settings(environ: Mapping[str, str], spark_version: str, *, avro: bool = False) -> dict[str, str]:
-    """Return the settings of a session with Delta. They include packages if Python starts Spark and no option sets
-    packages.
+    """Return the settings of a session with Delta. If Python starts Spark and no option specifies packages, the
+    settings include the packages.
     """
     arguments = environ.get(ARGUMENTS, "")
     if SUBMITTED in environ or "--packages" in arguments or "--jars" in arguments or not _installed():
@@ -131,8 +134,9 @@ def absolute(spark: SparkSession, path: str) -> str:
 def create_table(spark: SparkSession, path: str, schema: StructType) -> None:
     """Create an empty table by writing only its log. Raises `BadRequest` if the directory contains other files.
 
-    A VACUUM of the table would delete such files. The remains of an interrupted creation are deleted first: a log
-    without versions and, from earlier releases, Parquet files without rows.
+    Other files are rejected because a VACUUM of the table would delete them. If an earlier creation was interrupted,
+    its files are deleted first. These are a log without versions and, from earlier releases, Parquet files without
+    rows.
     """
     folder, files = _folder(spark, path)
     present = list(files.listStatus(folder)) if files.exists(folder) else []
@@ -158,7 +162,9 @@ def _folder(spark: SparkSession, path: str) -> tuple[Any, Any]:
 
 
 def _is_remainder(spark: SparkSession, files: Any, status: Any) -> bool:
-    """Return True for remains of an interrupted creation: a log without versions, or a Parquet file without rows."""
+    """Return True if a file remains from an interrupted creation, which is a log without versions or a Parquet file
+    without rows.
+    """
     path = status.getPath()
     if path.getName() == "_delta_log":
         entries = files.listFiles(path, True)
@@ -190,7 +196,7 @@ def query_id(batch: DataFrame) -> str:
 
 
 class DeltaQuery:
-    """The streaming query of a job. Subclasses declare these options in their own order."""
+    """The streaming query of a job. Subclasses declare the options, in the order in which `--help` lists them."""
 
     table: str
     checkpoint: str
@@ -232,7 +238,7 @@ def check_columns(columns: tuple[str, ...], schema: StructType, owner: str) -> N
 
 
 def missing_columns(table: StructType, rows: StructType, *, grow: bool) -> list[str]:
-    """Return the columns that are not in the table or that have a different type there. If `grow` is False, raise
+    """Return the columns that are missing in the table or have a different type in the table. If `grow` is False, raise
     `BadRequest`.
     """
     types = {field.name.lower(): field.dataType.simpleString() for field in table}

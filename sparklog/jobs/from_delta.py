@@ -3,14 +3,14 @@ r"""Write the changes of a Delta table, from its change data feed, into a compac
     spark-submit --packages io.delta:delta-spark_4.2_2.13:4.4.0 jobs/from_delta.py --table /data/tables/orders \
         --root /data/log --topic orders --key-columns id --checkpoint /data/checkpoints/orders-out
 
-An inserted or updated row becomes a record, and a deleted row becomes a tombstone. With a new checkpoint, the job
-starts with the current rows of the table, or with the changes from `--starting-version` on. The topic is created with
-`cleanup.policy=compact`. Without `--follow`, the job ends when it has written the changes that existed at its start.
-See `sparklog.jobs.common` for exit codes.
+An inserted or updated row becomes a record, and a deleted row becomes a tombstone. If the checkpoint is new, the job
+starts with the current rows of the table, or with the changes in the version `--starting-version`. The topic is created
+with `cleanup.policy=compact`. Without `--follow`, the job ends when it has written the changes that existed at its
+start. See `sparklog.jobs.common` for exit codes.
 
-A version of the table results in at most one record per key. An update that changes the key deletes the old key. A row
-that is deleted and inserted in the same version is kept. One task writes all changes of a key to one partition, in the
-order of versions.
+A version of the table results in at most one record per key. If an update changes the key, the old key is deleted. If a
+row is deleted and inserted in the same version, the inserted row is written. All changes of a key are written to one
+partition by one task, in the order of the versions.
 """
 
 from __future__ import annotations
@@ -165,7 +165,7 @@ def key_of(keys: Sequence[Column], schema: StructType, job: FromDelta) -> Column
 
 
 def _or_fail(keys: Sequence[Column], job: FromDelta) -> Column:
-    """Return true, or fail the task if the key columns do not identify a single row per version."""
+    """Return true if the key columns identify a single row per version. Otherwise fail the task."""
     # The names become part of a format string.
     names, version = ", ".join(job.keys).replace("%", "%%"), F.col("version")
     null = F.format_string(f"{names} is null in a row of version %d, but a record must have a key", version)

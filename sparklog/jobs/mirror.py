@@ -6,10 +6,10 @@ r"""Copy topics between a running Kafka cluster and a sparklog root, in either d
         --from /data/log --to kafka://broker:9092 --pattern 'orders-.*' --checkpoint /data/checkpoints/out --follow
 
 Records keep their partitions and their order, and missing topics are created in the target. In a root, records also
-keep their timestamps, and a job that restarts from its checkpoint copies each record exactly once. To Kafka, the
-connector writes at least once and cannot set timestamps. Without `--follow`, the job ends when it has written the
-records that existed at its start. With `--follow`, the job also copies new topics that match the pattern. See
-`sparklog.jobs.common` for exit codes.
+keep their timestamps, and a job that restarts from its checkpoint copies each record exactly once. When records are
+copied to Kafka, the connector writes them at least once and cannot set timestamps. Without `--follow`, the job ends
+when it has written the records that existed at its start. With `--follow`, the job also copies new topics that match
+the pattern. See `sparklog.jobs.common` for exit codes.
 """
 
 from __future__ import annotations
@@ -59,7 +59,9 @@ ENDPOINT = "kafka://host:port[,host:port], or a root"
 CONNECTOR = "org.apache.spark:spark-sql-kafka-0-10_2.13"
 MAX_TASKS = 200
 ADMIN_TIMEOUTS = {"request.timeout.ms": "15000", "default.api.timeout.ms": "30000"}
-"""Default timeouts of the admin client, so that a job without brokers fails within 30 s. Users can override them."""
+"""Default timeouts of the admin client. If the brokers are not available, the job fails within 30 s. Users can override
+the timeouts.
+"""
 MAX_AGE = "metadata.max.age.ms"
 """Kafka's option for the interval at which topics are matched with a pattern. The default is 5 minutes."""
 REPLACED_BY = {"bootstrap.servers": "the kafka:// address", "isolation.level": "--isolation-level"}
@@ -320,7 +322,8 @@ def follow_pattern(
 ) -> None:
     """Wait for the query, and restart it when new topics match the pattern.
 
-    Topics are matched as often as by Kafka consumers. New topics that cannot be copied are reported each time.
+    Topics are matched at the same interval as in Kafka consumers. If a new topic cannot be copied, it is reported each
+    time.
     """
     seconds = int(mirror.options.get(MAX_AGE, 300_000)) / 1000
     while not status.wait(query, seconds):
@@ -341,8 +344,8 @@ def follow_pattern(
 
 
 def stop_between_batches(query: StreamingQuery) -> None:
-    """Stop a query between two micro-batches or, after a minute, within a micro-batch, which is then repeated after a
-    restart.
+    """Stop a query between two micro-batches. If the micro-batch does not end within a minute, stop the query, and the
+    micro-batch is repeated after a restart.
     """
     for _ in range(120):
         if not query.status["isTriggerActive"] or query.awaitTermination(0.5):

@@ -1,7 +1,8 @@
 """Expire records by time, size and log start offset, like Kafka, then delete unreferenced files.
 
 The driver only reads the logs of the topics. If more than 20,000 files of a topic must be deleted and Spark is
-installed, the job starts Spark. If a topic given with `--topic` does not exist, nothing is changed.
+installed, the job starts Spark. If a topic that is specified with `--topic` does not exist, the job does not change any
+topic.
 """
 
 from __future__ import annotations

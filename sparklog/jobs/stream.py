@@ -1,8 +1,8 @@
 """Stream the topics of a Kafka directory, or of a sparklog root, into a sparklog root, exactly once.
 
 A run with the same checkpoint resumes where the last run stopped. Records keep their key, value, headers and timestamp.
-A record without a timestamp gets the time of the write. Topics keep their names, unless `--topic` writes all records to
-one topic. Without `--follow`, the job ends when it has written the records that existed at its start.
+If a record does not have a timestamp, the time of the write is used. Topics keep their names, unless `--topic` writes
+all records to one topic. Without `--follow`, the job ends when it has written the records that existed at its start.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ def streaming_session(
 
 
 def _fetching_session(builder: SparkSession.Builder, name: str, log_level: str) -> SparkSession:
-    """Start Spark, which fetches packages first. Raises `Unavailable` with Ivy's error if this fails."""
+    """Start Spark, which first downloads packages. Raises `Unavailable` with Ivy's error if the download fails."""
     reasons: list[str] = []
     try:
         with without_ivy(reasons):
@@ -98,7 +98,10 @@ _RAISED = re.compile(r"^pyspark\.errors\.\S+: (.+?)(?: SQLSTATE: \w+)?$", re.MUL
 
 
 def reason(text: str) -> str:
-    """Return the line of a Spark error with the cause. If `foreachBatch` failed, return the innermost cause."""
+    """Return the line of a Spark error that contains the cause.
+
+    If `foreachBatch` failed, return the innermost cause.
+    """
     first = text.splitlines()[0]
     if "FOREACH_BATCH_USER_FUNCTION_ERROR" not in first:
         return first
@@ -125,8 +128,8 @@ def check_target(path: str) -> None:
 
 
 def known_timestamp() -> Column:
-    """Return the timestamp column, with null instead of -1, so that records without a timestamp get the time of the
-    write.
+    """Return the timestamp column with null instead of -1, so that the time of the write is used for records without a
+    timestamp.
     """
     return when(col("timestamp") >= timestamp_millis(lit(0)), col("timestamp"))
 
@@ -139,7 +142,7 @@ def follow_to_end(name: str, query: StreamingQuery, target: str) -> int:
 def to_end(
     name: str, query: StreamingQuery, target: str, follow: Callable[[QueryStatus, StreamingQuery], object]
 ) -> int:
-    """Like `follow_to_end`, but wait by calling the function `follow`."""
+    """Call `follow` to wait for the query, print the target and the last micro-batch, and return the exit code."""
     with StatusLine(name) as line:
         status = QueryStatus(line)
         follow(status, query)
@@ -152,7 +155,7 @@ def to_end(
 class QueryStatus:
     """The progress of one or more consecutive queries of a job, for a status line.
 
-    `last_batch` is the latest micro-batch that Spark has reported, or None if there is none.
+    `last_batch` is the latest micro-batch that Spark has reported, or None if no micro-batch has been reported.
     """
 
     def __init__(self, line: StatusLine) -> None:

@@ -8,15 +8,15 @@ With `--mode upsert`, a tombstone deletes the row of its key. Without `--follow`
 records that existed at its start. See `sparklog.jobs.common` for exit codes.
 
 Each write to a table uses the id of the query and the number of the micro-batch as Delta's txnAppId and txnVersion, so
-a micro-batch that is repeated after a failure has no effect. Bad records are written first: if the schema changes
-between two attempts, a record may be written to both tables, but it is never lost.
+a micro-batch that is repeated after a failure has no effect. Bad records are written first. If the schema changes
+between two attempts, a record may therefore be written to both tables, but is never lost.
 
 Rows are built by Spark functions and not by Python code. A record whose key or value does not match the schema becomes
 a row with a reason. Avro is decoded by Spark's `from_avro`, which requires another package and is many times faster
 than Avro in Python. `from_avro` ignores bytes after a value, and returns the same row for a corrupt value as for a
-value with null fields. Values are therefore decoded as a record with three fields: the five bytes of a schema registry
-(if any), the value, and four bytes that are appended to the value. Avro stores fields one after the other, so the four
-bytes are only decoded correctly if the value is complete.
+value with null fields. Therefore values are decoded as a record with three fields: the five bytes of a schema registry
+(if present), the value, and four bytes that are appended to the value. Avro stores fields consecutively, so the four
+bytes are decoded correctly only if the value is complete.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ TOMBSTONE = "the record has no value; tombstones require --mode upsert"
 
 @dataclass(frozen=True)
 class Payload:
-    """The conversion of records to rows.
+    """Converts records to rows.
 
     Attributes:
         kind: raw, json or avro.
@@ -79,7 +79,9 @@ class Payload:
 
 
 def rows(records: DataFrame, payload: Payload) -> DataFrame:
-    """Return the columns `record`, `row` and `deleted` for each record, and the `reason` why it has no row, or null."""
+    """Return the columns `record`, `row` and `deleted` for each record. The column `reason` contains the reason why a
+    record cannot be converted to a row, or null.
+    """
     parsed, wrong = {"raw": _raw, "json": _json, "avro": _avro}[payload.kind](records, payload)
     columns = [field for field in parsed.schema["parsed"].dataType if field.name != CORRUPT]
     fields = {field.name: F.col("parsed").getField(field.name) for field in columns}
@@ -131,7 +133,7 @@ def _json(records: DataFrame, payload: Payload) -> tuple[DataFrame, Column]:
         )
     )
     for column in schema:
-        # Key columns are taken from the record key and not from the value.
+        # Key columns are taken from the record key instead of the record value.
         if not column.nullable and column.name not in payload.keys:
             wrong = wrong.when(parsed.getField(column.name).isNull(), f"column {column.name} is null")
     return records.withColumn("parsed", parsed_value), wrong
@@ -158,7 +160,7 @@ def _no_value(payload: Payload) -> Column:
 
 
 def _key_columns(schema: StructType, payload: Payload) -> tuple[dict[str, Column], Column]:
-    """Return the columns of the record key, and the reason if the key does not contain them."""
+    """Return the columns of the record key. If the key does not contain the columns, also return the reason."""
     nothing = F.lit(None).cast("string")
     if not payload.keys:
         return {}, nothing
@@ -357,7 +359,7 @@ def write(job: ToDelta, records: DataFrame, batch: int) -> None:
 def _or_fail(records: DataFrame) -> Column:
     """Return the row of a record, or fail the task with the position and the reason of a bad record.
 
-    This is not a filter, because Spark would then parse each record twice, once for the filter and once for the row.
+    A filter is not used, because Spark would parse each record twice: once for the filter and once for the row.
     """
     position = [F.col("record").getField(name) for name in ("topic", "partition", "offset")]
     text = F.format_string(

@@ -1,4 +1,4 @@
-"""Test doubles and pytest fixtures for programs that use sparklog without Spark.
+"""Test doubles and pytest fixtures for testing programs that use sparklog without Spark.
 
 * `sparklog.testing.plugin` contains the fixtures, such as `sparklog_root` (see docs/guides/pytest.md).
 * `World` has a store in memory, a `ManualClock` and seeded ids. Each call of `root()` simulates another process.

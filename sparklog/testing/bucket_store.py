@@ -2,7 +2,7 @@
 
 | behavior            | effect                                                                                    |
 |---------------------|-------------------------------------------------------------------------------------------|
-| late listings       | for a while, listings may omit new objects and still contain deleted ones                 |
+| late listings       | for some time, listings may omit new objects and contain deleted objects                 |
 | whole seconds       | object times have no milliseconds, and the store's clock is up to two seconds behind      |
 | rate-limited writes | a create soon after another create of the same key may have no effect, and returns False  |
 |                     | or raises `Unavailable`                                                                   |
@@ -35,9 +35,8 @@ BUCKET_FAULTS = (
 
 @dataclass(frozen=True, slots=True)
 class _Change:
-    """A create (`info` is None) or a delete (`info` describes the object) that listings do not reflect yet.
-
-    Listings reflect the change after a total of `requests` requests to the store, or after `time_ms`.
+    """A create (`info` is None) or a delete (`info` describes the deleted object) that is not included in listings yet.
+    Listings include the change after a total of `requests` requests to the store, or after `time_ms`.
     """
 
     requests: int
@@ -46,8 +45,8 @@ class _Change:
 
 
 class BucketStore(WrapperStore):
-    """A simulated bucket on top of a store in this process. All clients of the bucket share the store. Not safe for
-    threads.
+    """A simulated bucket that is based on an in-process store. All clients of the bucket share the store. This class is
+    not thread-safe.
 
     Args:
         inner: The store that contains the objects.
@@ -58,7 +57,7 @@ class BucketStore(WrapperStore):
         quick_ms: The time after a create of a key during which another create is rate-limited. Google Cloud Storage and
             R2 allow one create per second.
         bulk_failures: The probability that a bulk delete does not delete a key.
-        parallel_reads: The number of reads that are worth sending in parallel, as reported by stores.
+        parallel_reads: The recommended number of parallel reads, as in `Store`.
     """
 
     def __init__(

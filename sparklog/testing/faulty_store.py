@@ -70,8 +70,8 @@ class Fault:
 
 @dataclass(frozen=True)
 class Call:
-    """A call to be made. `number` is the number of the call, starting at 0, and `nth` is its number among the calls
-    with this label.
+    """A call that will be made. `number` is the number of the call, starting at 0. `nth` is the number of the call
+    among the calls with the same label.
     """
 
     verb: str
@@ -101,10 +101,11 @@ _KINDS = ("root", "commit", "checkpoint", "append", "sealed", "other")
 
 
 class Script:
-    """A list of faults by label. For example, `Script({("create:commit", 2): Fault(...)})` injects a fault into the
+    """A mapping of labels to faults. For example, `Script({("create:commit", 2): Fault(...)})` injects a fault into the
     third commit.
 
-    A label without a number applies to every call with that label. `struck` lists the calls that have failed.
+    If a label does not have a number, the fault applies to every call with the label. `struck` contains the calls that
+    have failed.
 
     Example:
         script = testing.Script()
@@ -202,11 +203,11 @@ class FaultyStore(WrapperStore):
 
     @property
     def has_late(self) -> bool:
-        """Whether calls with a late effect are pending."""
+        """True if calls with a late effect are pending."""
         return bool(self._late)
 
     def land(self) -> None:
-        """Let all pending calls take effect."""
+        """Make all pending calls take effect."""
         late, self._late = self._late, []
         for _, effect in late:
             effect()

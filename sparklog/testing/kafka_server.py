@@ -17,7 +17,7 @@ from sparklog.testing.world import World
 
 @dataclass(frozen=True)
 class KafkaServer:
-    """A running server: its bootstrap address, root, consumer groups and clock.
+    """A running server, with its bootstrap address, root, consumer groups and clock.
 
     The clock starts at the current time, and only advances when a test advances it. For example, use
     `clock.advance(days=8)` to test retention or LogAppendTime.

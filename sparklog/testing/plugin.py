@@ -1,8 +1,8 @@
 """Fixtures for pytest, which finds them if sparklog is installed (see docs/guides/pytest.md).
 
-Every run of pytest loads this module, so it imports other modules only when a test requests a fixture. The entry point
-has the same name as the module, so that `pytest_plugins = ["sparklog.testing.plugin"]` can also be used, for example if
-entry points are disabled.
+This module is loaded by every run of pytest, so other modules are imported only when a test requests a fixture. The
+entry point has the same name as the module, so that `pytest_plugins = ["sparklog.testing.plugin"]` can also be used,
+for example if entry points are disabled.
 """
 
 from __future__ import annotations

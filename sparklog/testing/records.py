@@ -23,7 +23,7 @@ class RecordStream:
 
     Args:
         seed: The seed of the random numbers.
-        keys: The number of different keys. If 0, records have no key.
+        keys: The number of different keys. If 0, records do not have a key.
         value_bytes: The number of random letters in a value.
         tombstones: The fraction of records that delete their key, from 0.0 to 1.0.
         start_ms: The timestamp of the first record.
@@ -74,7 +74,9 @@ class RecordStream:
         return pa.concat_tables([SCHEMA.empty_table(), *self._taken])
 
     def latest(self) -> dict[bytes, bytes]:
-        """Return the latest value of each key so far. Deleted keys are omitted. Compaction retains the same records."""
+        """Return the latest value of each key in the records that `take` has returned. Deleted keys are omitted.
+        Compaction retains the same records.
+        """
         return dict(self._latest)
 
     def _next(self) -> tuple[bytes | None, bytes | None, int]:

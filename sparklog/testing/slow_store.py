@@ -1,4 +1,4 @@
-"""A store as slow as a store across a network, because it delays each request by a random latency.
+"""A store that delays each request by a random latency, in order to simulate a remote store.
 
 Published latencies differ by a factor of two, depending on the region, client, day and size. These are the latencies
 used here, in milliseconds, for small objects and a client in the region of the bucket:
@@ -37,12 +37,12 @@ T = TypeVar("T")
 _Z99 = 2.3263
 """The 99th percentile of the normal distribution."""
 PAGE = 1000
-"""The maximum number of keys in one page of a listing, and in one bulk delete, of S3."""
+"""The maximum number of keys in a page of an S3 listing and in an S3 bulk delete."""
 
 
 @dataclass(frozen=True, slots=True)
 class Latency:
-    """A log-normal distribution of latencies in milliseconds, given by its median and its 99th percentile."""
+    """A log-normal distribution of latencies in milliseconds, with its median and its 99th percentile."""
 
     p50: float
     p99: float
@@ -63,7 +63,7 @@ class Latencies:
     bytes_per_ms: float = 85_000
 
     def draw_ms(self, verb: str, source: Random) -> float:
-        """Draw the latency of a method of `Store`. A method that sends no request takes no time."""
+        """Draw the latency of a method of `Store`. The latency is 0 if the method does not send a request."""
         latency: Latency | None = getattr(self, _REQUESTS.get(verb, ""), None)
         return 0.0 if latency is None else latency.draw(source)
 
@@ -90,8 +90,8 @@ class SlowStore(WrapperStore):
 
     The body of a write is transferred before the effect, and the body of a read after the effect. A data object is sent
     in one PUT when it is closed. `sleep` is called with a number of seconds, so a simulation can pass the `sleep` of
-    its clock. Threads may share the store. It can be pickled if `inner` and `sleep` can be pickled. A copy gets a new
-    seed from `source`.
+    its clock. The store can be shared by threads. The store can be pickled if `inner` and `sleep` can be pickled. The
+    seed of a copy is drawn from `source`.
     """
 
     def __init__(

@@ -23,7 +23,7 @@ DAY_MS = 24 * HOUR_MS
 class ManualClock:
     """A clock that only advances when a test advances it or when code sleeps. `now_ms` is the current time.
 
-    Sleeping takes no real time. `slept` lists the requested seconds, and `on_sleep` is called after each sleep.
+    `sleep` returns immediately. `slept` contains the requested seconds, and `on_sleep` is called after each sleep.
 
     Example:
         clock = testing.ManualClock()
@@ -67,9 +67,9 @@ class ManualClock:
 
 
 class World(ManualClock):
-    """A clock, an in-memory store, and seeded ids. Each `root()` simulates another process that opens the root.
+    """A clock, an in-memory store, and seeded ids. Each call of `root()` simulates another process that opens the root.
 
-    Worlds with the same seed generate the same ids. Worlds that share a store need seeds that are far apart. `limits`
+    Worlds with the same seed generate the same ids. If worlds share a store, their seeds must be far apart. `limits`
     are the limits of the store. If the limits are small, checkpoints, windows and work items contain only a few
     records.
 

@@ -22,14 +22,15 @@ class HookedStore(WrapperStore):
     parallel.
 
     Args:
-        inner: The store that gets the requests.
-        before: A function to call with the verb and the key. If it raises an exception, `inner` does not get the
-            request.
-        after: A function to call with the verb, the key and the result, which returns the result for the caller. If it
-            raises an exception, the request has taken effect, but its response is lost.
-        limits: The limits of this store, or None for the limits of `inner`.
-        parallel_reads: The number of reads that are worth sending in parallel, or None for the number of `inner`.
-        writable: False if the store rejects writes, or None for the value of `inner`.
+        inner: The store to which the requests are forwarded.
+        before: A function that is called with the verb and the key before each request. If the function raises an
+            exception, the request is not forwarded.
+        after: A function that is called with the verb, the key and the result after each request, and returns the
+            result for the caller. If the function raises an exception, the request has taken effect, but its response
+            is lost.
+        limits: The limits of this store. If None, the limits of `inner` are used.
+        parallel_reads: The recommended number of parallel reads. If None, the value of `inner` is used.
+        writable: False if the store rejects writes. If None, the value of `inner` is used.
 
     Example:
         world = testing.World()

@@ -1,1 +1,1 @@
-"""The consumer, which reads partitions alone or as a member of a group, and commits its positions."""
+"""A consumer, which reads partitions with or without a consumer group, and commits its positions."""

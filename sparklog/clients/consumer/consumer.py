@@ -72,10 +72,9 @@ def consumer(
         A `Consumer`. Close it, or use it as a context manager.
 
     Raises:
-        NotFound: If a topic does not exist.
-        BadRequest: If an option does not exist, or has an invalid value.
-        Conflict: If the group has an exclusive owner, or its members have no assignor in common.
-        Unavailable: If a transaction has kept offsets of the group pending for more than a minute.
+        NotFound: If a topic does not exist. BadRequest: If an option does not exist, or has an invalid value. Conflict:
+            If the group has an exclusive owner, or if its members do not have a common assignor. Unavailable: If
+            offsets of the group have been pending in a transaction for more than a minute.
 
     Example:
         with sparklog.consumer("/data/log", "billing", topics="orders", auto_offset_reset="earliest") as consumer:
@@ -116,7 +115,7 @@ class Consumer(PartitionReader, GroupConsumer):
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        # If the block failed, do not commit positions, so that the records in progress are read again.
+        # If an exception was raised in the block, do not commit positions, so that the current records are read again.
         self.close(commit=kind is None)
 
     @property
@@ -128,7 +127,9 @@ class Consumer(PartitionReader, GroupConsumer):
 
     @property
     def membership(self) -> Membership:
-        """The membership in the group, with which offsets are committed. Raises `BadRequest` if there is none."""
+        """The membership in the group, which is used to commit offsets. Raises `BadRequest` if the consumer is not in a
+        group.
+        """
         if not isinstance(self._member, SharedMember):
             raise BadRequest(
                 f"{self!r} is not a member of a group: subscribe to topics, or send offsets with the id of the group"
@@ -155,7 +156,7 @@ class Consumer(PartitionReader, GroupConsumer):
 
         Args:
             topics: One or more topic names.
-            pattern: A regular expression that full topic names must match, instead of `topics`.
+            pattern: A regular expression that must match the full topic name. It is used instead of `topics`.
             listener: The new listener to notify when partitions are assigned and revoked. None removes the listener.
 
         Raises:
@@ -222,7 +223,7 @@ class Consumer(PartitionReader, GroupConsumer):
         self._rebalances.follow(self._member)
 
     def unsubscribe(self) -> None:
-        """Stop reading, and leave the group. If auto-commit is enabled, commit the positions before."""
+        """Stop reading, and leave the group. If auto-commit is enabled, the positions are committed first."""
         self._check_open()
         if self._member is not None:
             self._leave(commit=True)
@@ -231,7 +232,7 @@ class Consumer(PartitionReader, GroupConsumer):
         """Return the subscribed topics.
 
         Returns:
-            The names of the topics. For a pattern, the names of the matching topics.
+            The names of the topics. If the consumer is subscribed to a pattern, the names of the matching topics.
         """
         return frozenset(self._names if self._subscription is not None else ())
 
@@ -249,8 +250,8 @@ class Consumer(PartitionReader, GroupConsumer):
         """Continue at the committed offsets, for example after an aborted transaction.
 
         Raises:
-            NotFound: If an offset is missing or out of range, and `auto_offset_reset` is `none`.
-            Unavailable: If a transaction has kept offsets of the group pending for more than a minute.
+            NotFound: If an offset is missing or out of range, and `auto_offset_reset` is `none`. Unavailable: If
+                offsets of the group have been pending in a transaction for more than a minute.
         """
         self._check_open()
         if self._member is not None:
@@ -258,7 +259,7 @@ class Consumer(PartitionReader, GroupConsumer):
             self._drop_read()
 
     def group_metadata(self) -> GroupMetadata:
-        """Return the metadata that a transaction needs to send offsets of this consumer.
+        """Return the metadata that is required to commit offsets of this consumer in a transaction.
 
         Returns:
             The group, member id and generation, as an argument for `send_offsets_to_transaction`.
@@ -287,10 +288,9 @@ class Consumer(PartitionReader, GroupConsumer):
             offsets: The next offset to read, by topic and partition. None commits the current positions.
 
         Raises:
-            Fenced: If the member was removed, or if another member owns a partition. Nothing was committed.
-            NotFound: If a topic does not exist.
-            Conflict: If a topic was deleted and created again, or if this consumer has manually assigned partitions and
-                the group has members.
+            Fenced: If the member was removed, or if another member owns a partition. Nothing was committed. NotFound:
+                If a topic does not exist. Conflict: If a topic was recreated, or if this consumer has manually assigned
+                partitions and the group has members.
             BadRequest: If a partition or an offset is invalid, or if the consumer is closed or has no group.
         """
         self._commits.commit(self._committing(), offsets)
@@ -301,8 +301,8 @@ class Consumer(PartitionReader, GroupConsumer):
 
         Args:
             offsets: The next offset to read, by topic and partition. None commits the current positions.
-            callback: A function to call after the commit, with the offsets and with the error or None. It runs in the
-                `poll`, `commit` or `close` that commits the offsets.
+            callback: A function that is called after the commit with the offsets, and with the error or None. The
+                function is called by the `poll`, `commit` or `close` that commits the offsets.
 
         Raises:
             BadRequest: If the consumer is closed, or has no group.
@@ -321,8 +321,8 @@ class Consumer(PartitionReader, GroupConsumer):
     # -- polling
 
     def wakeup(self) -> None:
-        """Make the current `poll` raise `Wakeup`, or the next `poll` if none is running. Any thread may call this
-        method.
+        """Make the current `poll` raise `Wakeup`. If no `poll` is running, the next `poll` raises `Wakeup`. This method
+        can be called by any thread.
         """
         self._woken = True
 
@@ -367,14 +367,14 @@ class Consumer(PartitionReader, GroupConsumer):
             self._refresh_matches()
 
     def _lose(self, error: Fenced) -> None:
-        """Drop all partitions, because the consumer was removed from its group. The next `poll` rejoins the group."""
+        """Remove all partitions, because the consumer was removed from its group. The next `poll` rejoins the group."""
         member, self._member = self._member, None
         if member is not None:
             member.stop()
         _LOG.warning("%r was removed from its group and will rejoin it: %s", self, error)
         self._rebalances.lose()
         if member is not None and member.is_replaced():
-            # Two processes with the same instance id would replace each other forever.
+            # Do not rejoin, because two processes with the same instance id would replace each other repeatedly.
             self._clear_subscription()
             raise error
 
@@ -387,7 +387,7 @@ class Consumer(PartitionReader, GroupConsumer):
         return self._member
 
     def _refresh_matches(self) -> bool:
-        """Match the pattern against the topics again. Return True if the matching topics have changed."""
+        """Find the topics that match the pattern. Return True if the matching topics have changed."""
         self._matched = self._env.now()
         if self._subscription is None or self._subscription.pattern is None or self._member is None:
             return False
@@ -401,8 +401,8 @@ class Consumer(PartitionReader, GroupConsumer):
         return True
 
     def _leave(self, *, commit: bool) -> None:
-        """Revoke all partitions, and leave the group. If `commit` is True and auto-commit is enabled, commit the
-        positions before.
+        """Revoke all partitions, and leave the group. If `commit` is True and auto-commit is enabled, the positions are
+        committed first.
         """
         member = self._member
         if member is None:

@@ -1,4 +1,4 @@
-"""Options of a consumer. The names are those of Kafka's consumer configs, with underscores."""
+"""Options of a consumer. The options have the names of Kafka's consumer configs, with underscores instead of dots."""
 
 from __future__ import annotations
 

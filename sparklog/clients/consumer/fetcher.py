@@ -1,7 +1,7 @@
-"""A fetcher, which reads the records after the positions of a consumer, and returns them as batches.
+"""A fetcher, which reads records starting at the positions of a consumer, and returns the records in batches.
 
-Prefetched batches are dropped if the partitions to read change or if a position is set. Their records are fetched
-again if they are still needed.
+Prefetched batches are dropped if the partitions to read change or if a position is set. The records of dropped batches
+are fetched again if they are required.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from sparklog.log.state.view import OffsetRange
 
 _LOG = logging.getLogger("sparklog.groups")
 POSITION_COLUMNS = ("topic", "partition", "offset")
-"""The columns that every batch has, because the positions are computed from these columns."""
+"""The columns that every batch contains, because the positions are computed from these columns."""
 
 
 class PositionFetcher:
@@ -43,7 +43,7 @@ class PositionFetcher:
             except StopIteration:
                 self._stream = None
             except NotFound as error:
-                # The records were deleted before they were read, so the reset policy determines where to continue.
+                # The records were deleted before they were read, so the reset policy determines the new position.
                 _LOG.warning("%s", error)
                 self._stream = None
         batches = []
@@ -57,7 +57,7 @@ class PositionFetcher:
         return batches
 
     def put_back(self, batch: pa.RecordBatch) -> None:
-        """Return this batch first in the next call of `next_batches`."""
+        """Put a batch back, so that the next call of `next_batches` returns this batch first."""
         self._waiting.appendleft(batch)
 
     def drop(self) -> None:
@@ -66,7 +66,7 @@ class PositionFetcher:
         self._waiting.clear()
 
     def plan(self) -> bool:
-        """Check for records after the positions. Return True if `next_batches` may have records to return."""
+        """Check for records after the positions. Return True if `next_batches` may return records."""
         self._topics.refresh(self._positions.topics(), follow=True)
         ranges = self._ranges()
         if ranges:

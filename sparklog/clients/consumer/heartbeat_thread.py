@@ -1,8 +1,8 @@
 """The thread that sends the heartbeats of a group member while the program processes records.
 
 The thread has only a weak reference to its member. If the program drops the member, the thread ends, and the session of
-the member times out. At interpreter exit, threads are stopped before the stores that they write to. A forked child
-process has no heartbeat thread.
+the member times out. At interpreter exit, threads are stopped before the stores are closed. A forked child process has
+no heartbeat thread.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from sparklog.storage.exit_hooks import call_before_pools_stop
 
 _LOG = logging.getLogger("sparklog.groups")
 EXIT_TIMEOUT_S = 5.0
-"""The time that interpreter exit waits for a heartbeat in flight."""
+"""The maximum time to wait for an in-flight heartbeat at interpreter exit."""
 
 
 class HasHeartbeat(Protocol):
@@ -35,7 +35,7 @@ class HeartbeatThread:
         self._stopped = threading.Event()
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         finalizer = weakref.finalize(member, self._stopped.set)
-        # `_stop_all` stops the threads of the members that exist at interpreter exit.
+        # `_stop_all` stops the threads of the existing members at interpreter exit.
         finalizer.atexit = False
 
     def start(self) -> None:
@@ -46,11 +46,11 @@ class HeartbeatThread:
         return self._thread.is_alive()
 
     def stop(self) -> None:
-        """Send no more heartbeats. A heartbeat may still be in flight."""
+        """Stop sending heartbeats. A heartbeat may still be in flight."""
         self._stopped.set()
 
     def join(self, timeout_s: float) -> None:
-        """Wait for a heartbeat in flight."""
+        """Wait for an in-flight heartbeat."""
         self._thread.join(timeout_s)
 
     def _run(self) -> None:
@@ -66,7 +66,7 @@ class HeartbeatThread:
                 return
             except SparklogError as error:
                 _LOG.warning("a heartbeat failed and will be retried in %s s: %s", self._every_s, error)
-            # Do not keep the member alive while waiting.
+            # Do not hold a reference to the member while waiting.
             del member
 
 

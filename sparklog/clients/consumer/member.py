@@ -1,4 +1,4 @@
-"""The sources of a consumer's partitions, and its commits: the interface, and two implementations without a group
+"""The interface that determines a consumer's partitions and commits offsets, and two implementations without a group
 membership.
 
 A consumer that subscribes without a group reads all partitions of its topics (`StandaloneMember`). A consumer with
@@ -21,18 +21,20 @@ NO_PARTITIONS: frozenset[TopicPartition] = frozenset()
 
 
 class ConsumerMember(ABC):
-    """Owns partitions on behalf of a consumer. By default, the methods for group members do nothing."""
+    """Owns partitions for a consumer. By default, the methods for group members do nothing."""
 
     def subscribe(self, topics: Sequence[str]) -> None:  # noqa: B027  (a member without topics has nothing to do)
         """Replace the topics to read."""
 
     @abstractmethod
     def refresh(self) -> bool:
-        """Update `assigned` and `revoking`. Return True if they may have changed."""
+        """Update `assigned` and `revoking`. Return True if `assigned` or `revoking` may have changed."""
 
     @abstractmethod
     def assigned(self) -> frozenset[TopicPartition]:
-        """Return the owned partitions that the member does not have to revoke. Empty before the first `refresh`."""
+        """Return the owned partitions that the member does not have to revoke. The result is empty before the first
+        `refresh`.
+        """
 
     def revoking(self) -> frozenset[TopicPartition]:
         """Return the owned partitions that the member must revoke."""
@@ -42,7 +44,7 @@ class ConsumerMember(ABC):
         """Release the partitions that must be revoked."""
 
     def is_eager(self) -> bool:
-        """Return True if the member revokes all partitions in each rebalance, and then starts all assigned ones."""
+        """Return True if the member revokes all partitions in each rebalance, as eager members do in Kafka."""
         return False
 
     def must_revoke_all(self) -> bool:
@@ -72,7 +74,7 @@ class ConsumerMember(ABC):
 
 
 class StandaloneMember(ConsumerMember):
-    """Owns all partitions of its topics. It has no group."""
+    """Owns all partitions of its topics. This member does not belong to a group."""
 
     def __init__(self, topics: SubscribedTopics) -> None:
         self._topics = topics

@@ -1,8 +1,8 @@
 """Explicit, automatic and asynchronous commits of a consumer.
 
-Asynchronous commits do not run in a thread. `commit_async` adds a commit to a queue, and the next call that may write
-writes all queued commits as one entry. If the entry is rejected, each commit is written separately, so that each
-callback gets the error of its own commit.
+Asynchronous commits do not run in a separate thread. `commit_async` adds a commit to a queue, and the next call that
+can commit offsets writes all queued commits as one entry. If the entry is rejected, each commit is written separately,
+so that each callback receives the error of its own commit.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ class PendingCommit:
 
 
 class OffsetCommits:
-    """Commits the positions of a consumer. `interval_ms` is the interval of automatic commits, or None if they are
-    disabled.
+    """Commits the positions of a consumer. `interval_ms` is the interval of automatic commits, or None if automatic
+    commits are disabled.
     """
 
     def __init__(self, env: Env, positions: Positions, interval_ms: int | None) -> None:
@@ -44,7 +44,10 @@ class OffsetCommits:
         self._pending: deque[PendingCommit] = deque()
 
     def commit(self, member: ConsumerMember, offsets: Offsets | None = None) -> None:
-        """Run the pending commits, then commit `offsets`. If `offsets` is None, commit the uncommitted positions."""
+        """Run the pending commits, and then commit `offsets`.
+
+        If `offsets` is None, commit the uncommitted positions.
+        """
         self.run_pending(member)
         self._write(member, self._positions.uncommitted() if offsets is None else offsets)
 

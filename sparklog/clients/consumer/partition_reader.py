@@ -45,7 +45,7 @@ CHUNK_RECORDS = 500
 class ConsumerRecord:
     """A record with the fields of kafka-python's `ConsumerRecord`.
 
-    The fields of columns that the consumer does not read are None. `timestamp` is in milliseconds since 1970.
+    If the consumer does not read a column, the field of the column is None. `timestamp` is in milliseconds since 1970.
     `timestamp_type` is 0 if the producer set the timestamp (CreateTime), and 1 if the log set the timestamp
     (LogAppendTime). `headers` contains pairs of a name and a value in bytes.
     """
@@ -125,7 +125,7 @@ class PartitionReader(ABC):
 
     @abstractmethod
     def _plan(self) -> bool:
-        """Check for records after the positions. Return True if there may be such records."""
+        """Check for records after the positions. Return True if records may exist."""
 
     # -- reading
 
@@ -140,11 +140,9 @@ class PartitionReader(ABC):
             Record batches with the columns that the consumer reads. The list is empty if no records arrived in time.
 
         Raises:
-            BadRequest: If the consumer is closed, or has no topics and no partitions.
-            Wakeup: If another thread has called `wakeup`.
-            Fenced: If another process has joined as the same static member.
-            Conflict: If a topic was deleted, or deleted and created again.
-            NotFound: If unread records were deleted and `auto_offset_reset` is `none`.
+            BadRequest: If the consumer is closed, or does not have topics or partitions. Wakeup: If another thread has
+                called `wakeup`. Fenced: If another process has joined as the same static member. Conflict: If a topic
+                was deleted or recreated. NotFound: If unread records were deleted and `auto_offset_reset` is `none`.
         """
         batches = self._poll(timeout, self.max_poll_records)
         for batch in batches:
@@ -310,7 +308,7 @@ class PartitionReader(ABC):
 
     @checked(timestamp_ms=TIME, partitions=PAIRS)
     def seek_to_timestamp(self, timestamp_ms: int, *partitions: TopicPartition) -> None:
-        """Seek to the first record with this timestamp or a later timestamp. If there is no such record, seek to the
+        """Seek to the first record with this timestamp or a later timestamp. If no record is found, seek to the log
         end.
 
         Args:
@@ -377,8 +375,8 @@ class PartitionReader(ABC):
             times: A timestamp in milliseconds since 1970 for each pair of topic and partition.
 
         Returns:
-            The `offset` and `timestamp` of the record for each pair of topic and partition, or None if there is no such
-            record.
+            The `offset` and `timestamp` of the record for each pair of topic and partition, or None if no record was
+            found.
 
         Raises:
             NotFound: If a partition does not exist.

@@ -2,8 +2,8 @@
 partition.
 
 A position advances when records are returned to the program instead of when they are prefetched, so that a commit never
-covers unprocessed records. The first position in a partition is the committed offset of the group. If there is no
-committed offset, or if it is out of range, the reset policy determines the position.
+covers unprocessed records. The first position in a partition is the committed offset of the group. If the group has not
+committed an offset, or if the offset is out of range, the reset policy determines the position.
 """
 
 from __future__ import annotations
@@ -87,8 +87,8 @@ class Positions:
             self.committed.pop(partition, None)
 
     def check(self, partitions: Iterable[TopicPartition], reader: object) -> list[TopicPartition]:
-        """Return these partitions, or all partitions if none are given. Raises `NotFound` if `reader` does not read a
-        partition.
+        """Return the given partitions. If no partitions are given, return all partitions. Raises `NotFound` if `reader`
+        does not read a partition.
         """
         chosen = list(partitions)
         for topic, partition in chosen:
@@ -97,11 +97,11 @@ class Positions:
         return chosen or list(self.next)
 
     def move_after(self, batch: pa.RecordBatch) -> None:
-        """Advance the positions to the end of a batch. The batch contains records of one topic, in offset order within
-        each partition.
+        """Advance the positions to the end of a batch. The batch contains records of one topic, which are in offset
+        order within each partition.
         """
         topic = batch.column("topic")[0].as_py()
-        # Arrow's own conversion to numpy would import pandas.
+        # Do not use Arrow's conversion to numpy, because it imports pandas.
         partitions = fixed_values(batch.column("partition"), np.int32)
         offsets = fixed_values(batch.column("offset"), np.int64)
         # The offsets of a partition increase, so the last row of a partition has its highest offset.
@@ -137,7 +137,7 @@ class Starts:
 
 @dataclass(frozen=True)
 class StartingPositions:
-    """Determines the starting positions of partitions. If `group` is None, there are no committed offsets."""
+    """Determines the starting positions of partitions. If `group` is None, committed offsets are not used."""
 
     topics: SubscribedTopics
     group: Group | None
@@ -148,8 +148,8 @@ class StartingPositions:
         """Return the starting offsets of partitions.
 
         Raises:
-            NotFound: If no offset is committed, or if the offset is out of range, and the reset policy is `none`.
-            Unavailable: If a transaction keeps offsets of the group pending for too long.
+            NotFound: If the reset policy is `none`, and an offset is not committed or is out of range. Unavailable: If
+                offsets of the group are pending in a transaction for too long.
         """
         committed = self._committed(frozenset(partitions))
         bounds = self._bounds_after_commits(partitions, committed, heartbeat)
@@ -175,7 +175,7 @@ class StartingPositions:
         committed: Mapping[TopicPartition, int],
         heartbeat: Callable[[], None],
     ) -> dict[TopicPartition, Bounds]:
-        """Return the bounds of partitions after the log ends have reached the committed offsets.
+        """Wait until the log end offsets have reached the committed offsets, and return the bounds of the partitions.
 
         On a network file system, the cache of this host may hide new commits of a topic for a while. Offsets that were
         committed on another host then appear to be beyond the log end, and a reset would read all records again.
@@ -183,7 +183,8 @@ class StartingPositions:
         backoff = Backoff(self.topics.view.env)
         topics = sorted({topic for topic, _ in partitions})
         while True:
-            # Read the bounds after the offsets, so that an offset that was just committed is not beyond the end.
+            # Read the bounds after the committed offsets, so that an offset that was just committed is not beyond the
+            # log end.
             self.topics.refresh(topics)
             bounds = self.topics.bounds(partitions)
             beyond = [f"{t}-{p}" for (t, p), limits in bounds.items() if committed.get((t, p), 0) > limits.log_end]

@@ -1,9 +1,10 @@
-"""Rebalances of a consumer: partitions are revoked and assigned, and the listener is notified.
+"""Rebalance a consumer: revoke and assign partitions, and notify the listener.
 
-The order is the same as in Kafka's consumer. If auto-commit is enabled, positions are committed. `on_revoked` is
-called, and the partitions are released. New partitions start at their committed offsets, and `on_assigned` is called.
-For a cooperative member, the listener is only notified of the partitions that were revoked and added. For a member with
-an eager assignor, the listener is notified that all partitions are revoked, and then of all assigned partitions.
+The order of the steps is the same as in Kafka's consumer. If auto-commit is enabled, positions are committed first.
+Then `on_revoked` is called, and the partitions are released. Finally, new partitions start at their committed offsets,
+and `on_assigned` is called. For a cooperative member, the listener is only notified of the partitions that were revoked
+and added. For a member with an eager assignor, the listener is notified that all partitions are revoked, and then of
+all assigned partitions.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ class RebalanceListener:
         """Handle newly assigned partitions. This method may call `seek`.
 
         Args:
-            partitions: The added partitions, as pairs of topic and partition. For an eager assignor, all assigned
+            partitions: The added partitions, as pairs of topic and partition. If the assignor is eager, all assigned
                 partitions.
         """
 
@@ -44,7 +45,7 @@ class RebalanceListener:
         """Handle partitions that will be revoked. The offsets of these partitions can still be committed.
 
         Args:
-            partitions: The revoked partitions. For an eager assignor, all partitions.
+            partitions: The revoked partitions. If the assignor is eager, all partitions.
         """
 
     def on_lost(self, partitions: frozenset[TopicPartition]) -> None:
@@ -72,12 +73,12 @@ class Rebalances:
         self._unfinished = False
         self._revoked_all = False
         self._unannounced: frozenset[TopicPartition] | None = None
-        """The assigned partitions that `on_assigned` has not reported yet, or None if no call is due."""
+        """The assigned partitions that have not been passed to `on_assigned` yet, or None if no call is due."""
         self._error: Exception | None = None
 
     def follow(self, member: ConsumerMember) -> bool:
-        """Apply the changes of the group. Return True if the assignment changed. After that, `notify` calls the
-        listener.
+        """Apply the changes of the group. Return True if the assignment has changed. The listener is called later by
+        `notify`.
         """
         if not (member.refresh() or self._unfinished):
             return False
@@ -136,7 +137,7 @@ class Rebalances:
         self._unannounced, self._unfinished, self._revoked_all = None, False, False
 
     def lose(self) -> None:
-        """Drop all partitions, because the member was removed from the group."""
+        """Remove all partitions, because the member was removed from the group."""
         lost = self._positions.assigned
         _LOG.warning("lost %s", _names(lost))
         self._call_and_drop(self.listener.on_lost, lost)
@@ -144,7 +145,7 @@ class Rebalances:
 
     def _call_and_drop(self, method: ListenerMethod, partitions: frozenset[TopicPartition]) -> None:
         try:
-            # The listener was not notified of unannounced partitions.
+            # The listener has not been notified of unannounced partitions.
             announced = partitions - (self._unannounced or frozenset())
             if announced:
                 self._call(method, announced)
@@ -152,7 +153,7 @@ class Rebalances:
             self._drop(partitions)
 
     def _call(self, method: ListenerMethod, partitions: frozenset[TopicPartition]) -> None:
-        """Call the listener. As in Kafka, its error is raised only after the assignment has been applied."""
+        """Call the listener. As in Kafka, an error of the listener is raised after the assignment has been applied."""
         try:
             method(partitions)
         except Exception as error:  # noqa: BLE001  (`notify` raises it)

@@ -1,9 +1,10 @@
-"""The membership of a consumer in a group: the owned partitions as of the last read of the group, and the heartbeats.
+"""The membership of a consumer in a group. It provides the owned partitions according to the last read of the group,
+and sends heartbeats.
 
-The consumer's thread and a heartbeat thread share the membership. A method holds the lock while it writes an entry or
-reads the group, including the checks before that. A method that only returns a value, such as `assigned`, does not need
-the lock: it uses the immutable `GroupState` of the last read, and only the consumer's thread replaces that state. If
-there is no heartbeat thread, as in simulations, the calls of the consumer send the heartbeats.
+The consumer's thread and a heartbeat thread share the membership. A method holds the lock while it checks and writes an
+entry or reads the group. A method that only returns a value, such as `assigned`, does not require the lock, because it
+uses the immutable `GroupState` of the last read, which is replaced only by the consumer's thread. If the member does
+not have a heartbeat thread, for example in simulations, heartbeats are sent when the consumer is called.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ _LOG = logging.getLogger("sparklog.groups")
 
 
 class Rebalance(NamedTuple):
-    """The values whose change starts a rebalance in Kafka."""
+    """The values that start a rebalance in Kafka if one of them changes."""
 
     members: tuple[tuple[str, tuple[str, ...]], ...]
     """The static or dynamic id of each member, and its topics."""
@@ -39,7 +40,7 @@ class Rebalance(NamedTuple):
 
 
 class SharedMember(ConsumerMember):
-    """A member of a group. If it was removed from the group, its methods raise `Fenced`."""
+    """A member of a group. If the member was removed from the group, its methods raise `Fenced`."""
 
     @classmethod
     def join(
@@ -74,12 +75,12 @@ class SharedMember(ConsumerMember):
         self._lock = ForkLock()
         self._refreshed_at = self._polled_at = self._env.now()
         self._must_refresh = False
-        """Whether the next `refresh` reads the group even if a read is not due, because a commit was rejected or a read
-        failed.
+        """True if the next `refresh` must read the group even if a read is not due, because a commit was rejected or a
+        read failed.
         """
         self._applied: GroupState | None = None
-        """The state of the group that the consumer has applied. None until the first `refresh`, which applies the state
-        that the member read when it joined.
+        """The state of the group that the consumer has applied, or None before the first `refresh`. The first `refresh`
+        applies the state that the member read when it joined.
         """
         self._revoked_for: Rebalance | None = None
         """The latest rebalance for which an eager member has revoked all partitions."""
@@ -103,11 +104,14 @@ class SharedMember(ConsumerMember):
                 self.membership.subscribe(topics, self._topics.counts(topics))
 
     def _add_topic_ids(self, topics: Sequence[str]) -> None:
-        """Remember the ids of topics, so that no offsets are committed to a topic that was created again."""
+        """Store the ids of topics, so that offsets are not committed for a recreated topic."""
         self.membership.topic_ids.update({topic: self._topics.ids[topic] for topic in topics})
 
     def refresh(self) -> bool:
-        """Read new entries of the group if a read is due or during a rebalance. Return True if it has changed."""
+        """Read new entries of the group if a read is due or during a rebalance.
+
+        Return True if the group has changed.
+        """
         with self._lock:
             if self._applied is not None:
                 self._read_group()
@@ -168,7 +172,7 @@ class SharedMember(ConsumerMember):
     def heartbeat(self) -> None:
         """Send a heartbeat if one is due. If the program has not polled for too long, leave the group.
 
-        If the group cannot be written, the next call tries again.
+        If the entry cannot be written, the next call retries.
         """
         with self._lock:
             self._heartbeat()
@@ -181,7 +185,7 @@ class SharedMember(ConsumerMember):
             self.membership.heartbeat_if_due()
             return
         self._must_refresh = True
-        # Leave before stopping, because a stopped member would not retry a failed attempt.
+        # Leave the group before stopping the heartbeats, because a stopped member would not retry after a failure.
         self.membership.leave()
         self.stop()
         _LOG.warning(

@@ -1,8 +1,9 @@
-"""The topics that a consumer reads, with their ids and partition counts when the consumer first read them.
+"""The topics that a consumer reads, with the topic ids and partition counts at the time when the consumer first read
+the topics.
 
-The id shows whether a topic was deleted and created again. Partitions that were added later, and topics that were
-created later, are read from their start regardless of the reset policy, because all of their records were appended
-while the consumer was running.
+The topic id is used to detect recreated topics. Partitions that were added later, and topics that were created later,
+are read from their start regardless of the reset policy, because all of their records were appended while the consumer
+was running.
 """
 
 from __future__ import annotations
@@ -23,13 +24,15 @@ KAFKA_INTERNAL = ("__consumer_offsets", "__transaction_state")
 
 @dataclass(frozen=True)
 class TopicSubscription:
-    """Topics given by name, or all topics whose full name matches a pattern, except Kafka's internal topics."""
+    """A list of topics, or all topics whose full name matches a pattern, except Kafka's internal topics."""
 
     topics: tuple[str, ...] = ()
     pattern: re.Pattern[str] | None = None
 
     def matching(self, view: RootView) -> tuple[str, ...]:
-        """Return the names of the current topics. A pattern requires a listing and one request per topic."""
+        """Return the names of the existing topics. If the subscription is a pattern, a listing and one request per
+        topic are required.
+        """
         pattern = self.pattern
         if pattern is None:
             return self.topics
@@ -67,12 +70,11 @@ class SubscribedTopics:
         """Read the latest state of topics.
 
         Args:
-            follow: Whether to poll with `RootView.follow`, which may leave commits for the next poll.
-            new: Whether topics that have not been refreshed before were created while the consumer was running.
+            follow: True to poll with `RootView.follow`, which may leave commits for the next poll.
+            new: True if topics that have not been refreshed before were created while the consumer was running.
 
         Raises:
-            NotFound: If a topic does not exist.
-            Conflict: If a topic was deleted and created again.
+            NotFound: If a topic does not exist. Conflict: If a topic was recreated.
         """
         if not topics:
             return

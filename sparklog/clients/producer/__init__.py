@@ -1,3 +1,3 @@
-"""The producer, which accepts single records from any number of threads, and makes one commit per topic and linger
+"""A producer, which accepts records from any number of threads, and commits the records of each topic once per linger
 interval.
 """

@@ -1,8 +1,8 @@
-"""The accumulator of records that wait to be committed. All sending threads share one open batch per topic.
+"""An accumulator of records that have not been committed yet. All sending threads share one open batch per topic.
 
 A batch is due if its linger time has elapsed, if it contains `batch_size` bytes, if a call of `send` waits for memory,
-or if `flush` or `close` waits for the batch. While the sender commits a batch of a topic, the next batch of the topic
-accumulates. The memory of records is released when they are committed.
+or if `flush` or `close` waits for the batch. While the sender commits a batch of a topic, new records are added to the
+next batch of the topic. The memory of a record is released when the record is committed.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ Row: TypeAlias = tuple[bytes | None, bytes | None, "list[Header] | None", int, "
 ROW_CELLS = 6
 IDLE_MS = 3_600_000
 RECORD_BYTES = 200
-"""The approximate memory of a record in Python, in addition to its bytes."""
+"""The approximate overhead in bytes per record in Python."""
 CLOSED = "this producer is closed: open another producer"
 FORKED = "this process was forked from the process that opened this producer: open another producer after the fork"
 
 
 @dataclass(frozen=True, slots=True)
 class Records:
-    """The columns of records. `numbers` contains the rows of the records in the batch."""
+    """Records as columns. `numbers` contains the row numbers of the records in the batch."""
 
     keys: Sequence[bytes | None]
     values: Sequence[bytes | None]
@@ -56,8 +56,8 @@ class Batch:
     def __init__(self, topic: str, due_ms: float) -> None:
         self.topic = topic
         self.cells: list[Any] = []
-        """The cells of all rows in a single list, because the garbage collector would have to visit a list for each
-        row.
+        """The cells of all rows. A single list is used, because the garbage collector would have to visit a separate
+        list for each row.
         """
         self.count = 0
         self.result = BatchResult(topic)
@@ -78,8 +78,8 @@ class Batch:
 
 
 class Accumulator:
-    """The open batches of all topics. Any thread may append records. One thread drains batches and releases their
-    memory.
+    """Stores the open batches of all topics. Any thread may append records. A single thread drains batches and releases
+    the memory of their records.
     """
 
     def __init__(self, options: ProducerOptions, env: Env) -> None:
@@ -92,7 +92,7 @@ class Accumulator:
         self._in_flight: list[Batch] = []
         self._used_bytes = 0
         self._waiting_calls = 0
-        """The number of calls that wait for memory or a flush. If it is not 0, all batches are due."""
+        """The number of calls that wait for memory or a flush. If this number is not 0, all batches are due."""
         self._closed_error: SparklogError | None = None
         """The error that further appends raise, or None if records are accepted."""
         self._create_locks()
@@ -107,7 +107,7 @@ class Accumulator:
     def append(self, topic: str, row: Row, nbytes: int) -> RecordFuture:
         """Add a record.
 
-        Raises `Unavailable` if no memory becomes free within `max_block_ms`, and `BadRequest` if the record is too
+        Raises `Unavailable` if memory is not available within `max_block_ms`, and `BadRequest` if the record is too
         large or the producer is closed.
         """
         with self._lock:
@@ -130,7 +130,7 @@ class Accumulator:
             return future
 
     def _wait_for_memory(self, nbytes: int) -> None:
-        """Wait until a record of this size fits into memory. The caller holds the lock."""
+        """Wait until enough memory for a record of this size is available. The caller must hold the lock."""
         needed = nbytes + RECORD_BYTES
         if needed > self._buffer_memory:
             raise BadRequest(f"a record of {nbytes} bytes does not fit in buffer_memory ({self._buffer_memory} bytes)")
@@ -148,7 +148,7 @@ class Accumulator:
             )
 
     def _wait(self, condition: Callable[[], bool], timeout: float | None) -> bool:
-        """Make all batches due, and wait at most `timeout` seconds for a condition. The caller holds the lock."""
+        """Make all batches due, and wait at most `timeout` seconds for a condition. The caller must hold the lock."""
         self._waiting_calls += 1
         self._due.notify()
         try:
@@ -189,7 +189,9 @@ class Accumulator:
         self.release(batches)
 
     def fail_after_fork(self) -> None:
-        """Fail all records in a child process, in which no thread sends the records and locks may be held forever."""
+        """Fail all records in a forked child process. In a child process, no thread sends the records, and locks may
+        never be released.
+        """
         self._create_locks()
         self._closed_error = BadRequest(FORKED)
         for batch in (*self._open.values(), *self._in_flight):

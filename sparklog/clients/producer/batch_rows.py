@@ -25,8 +25,8 @@ def rows_of(records: Records, partitions: int, seed: int, sticky_bytes: int) -> 
     """Return the rows of records for a topic with this number of partitions. The rows include a partition column
     (int32).
 
-    Records without a key and a partition go to the partition that `seed` selects. After each `sticky_bytes`, they go to
-    the next partition. Raises `BadRequest` for a partition that the topic does not have.
+    Records that have neither a key nor a partition are written to the partition that `seed` selects. After each
+    `sticky_bytes`, the next partition is used. Raises `BadRequest` if the topic does not have a partition.
     """
     n = len(records)
     columns: dict[str, pa.Array] = {"value": bytes_array(records.values)}
@@ -53,8 +53,8 @@ def _explicit_partitions(partitions: Sequence[int | None]) -> pa.Array | None:
 class PartitionedRows:
     """The partitions (int32[n]) and timestamps (int64[n], ms) of written records.
 
-    If `log_append_time` is True, the commit determines the timestamps. `numbers` contains the rows of the records in a
-    batch of `count` records.
+    If `log_append_time` is True, the commit determines the timestamps. `numbers` contains the row numbers of the
+    records in a batch of `count` records.
     """
 
     partition: npt.NDArray[np.int32]
@@ -97,8 +97,8 @@ def rejected_rows(
 ) -> dict[int, BadRequest]:
     """Return the errors of the records that the topic rejects, by row.
 
-    Only the writer knows all reasons for a rejection, so this function writes halves of the records to memory until it
-    has found each rejected record.
+    The reasons for a rejection are implemented in the writer. Therefore this function repeatedly writes halves of the
+    records to memory until each rejected record is found.
     """
     in_memory = replace(target, store=MemoryStore(env.wall_ms), inline_bytes=0, root_checked_at=env.now())
     rejected: dict[int, BadRequest] = {}

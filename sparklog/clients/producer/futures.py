@@ -1,9 +1,9 @@
 """The future of a record: a `concurrent.futures.Future` that can be awaited and has the methods of kafka-python's
 futures.
 
-A future contains only its batch and its row in the batch, and creates the metadata on request. Therefore, neither
-`send` nor a commit creates long-lived objects per record, which Python's garbage collector would visit repeatedly. For
-the same reason, all futures of a batch share one condition.
+A future contains only its batch and its row in the batch. The metadata is created on request. Therefore, neither `send`
+nor a commit creates long-lived objects per record, which Python's garbage collector would visit repeatedly. For the
+same reason, all futures of a batch share one condition.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ PENDING, FINISHED = "PENDING", "FINISHED"
 class RecordMetadata(NamedTuple):
     """The position and timestamp (in ms) of a record.
 
-    If `is_repeat` is True, a record with this sequence was published earlier, and the numbers are -1.
+    If `is_repeat` is True, a record with this sequence was published earlier. In this case, all numbers are -1.
     """
 
     topic: str
@@ -41,8 +41,8 @@ class RecordMetadata(NamedTuple):
 
 
 class RecordPositions(NamedTuple):
-    """The partition (int32), offset and timestamp in ms (int64) of each record of a batch. They are -1 for repeated
-    records.
+    """The partition (int32), offset and timestamp in ms (int64) of each record in a batch. All values of a repeated
+    record are -1.
     """
 
     partition: npt.NDArray[np.int32]
@@ -51,13 +51,15 @@ class RecordPositions(NamedTuple):
 
 
 class BatchResult:
-    """The results of the records of a batch, by row. Futures read the results, so no object per record is needed."""
+    """The results of the records in a batch, by row. The futures read the results from this object, so no other object
+    per record is required.
+    """
 
     def __init__(self, topic: str) -> None:
         self.topic = topic
         self.condition = threading.Condition()
         self.watched: defaultdict[int, list[RecordFuture]] = defaultdict(list)
-        """The futures, by row, that have callbacks or that functions of `concurrent.futures` wait for."""
+        """The futures that have callbacks or are awaited by functions of `concurrent.futures`, by row."""
         self._rejected: dict[int, SparklogError] = {}
         self._failure: SparklogError | None = None
         self._positions: RecordPositions | None = None
@@ -66,7 +68,7 @@ class BatchResult:
         return self._positions is not None or self._failure is not None or row in self._rejected
 
     def error(self, row: int) -> SparklogError | None:
-        """Return a copy of the error of a record, because raising an error changes the error."""
+        """Return a copy of the error of a record. A copy is required, because raising an error modifies the error."""
         error = self._rejected.get(row) or (self._failure if self._positions is None else None)
         return copy.copy(error)
 
@@ -98,13 +100,15 @@ class BatchResult:
         self._notify()
 
     def fail_after_fork(self, error: SparklogError) -> None:
-        """Fail all records that are not done in a child process, in which the lock may be held forever."""
+        """Fail all records that are not done. This method is called in a forked child process, in which the lock may
+        never be released.
+        """
         self.condition = threading.Condition()
         self.watched.clear()
         self._failure = error
 
     def _notify(self) -> None:
-        """Wake waiting threads, and call callbacks in the order of the records."""
+        """Notify waiting threads, and call the callbacks in the order of the records."""
         with self.condition:
             rows = [row for row in sorted(self.watched) if self.is_done(row)]
             futures = [future for row in rows for future in self.watched.pop(row)]
@@ -118,8 +122,8 @@ class BatchResult:
 class RecordFuture(Future[RecordMetadata]):
     """The future of a sent record. Call `result()`, or `await` the future in asyncio.
 
-    It has the methods of `concurrent.futures.Future`, such as `add_done_callback` and `exception`. Callbacks run in the
-    producer's thread, in the order of the records. A slow callback delays the next commit.
+    The class has the methods of `concurrent.futures.Future`, such as `add_done_callback` and `exception`. Callbacks are
+    called in the producer's thread, in the order of the records. A slow callback delays the next commit.
     """
 
     __slots__ = ("_batch", "_callbacks", "_row", "_waiting")
@@ -132,7 +136,7 @@ class RecordFuture(Future[RecordMetadata]):
         self._waiting: list[Any] | None = None
         self._callbacks: list[Callable[[RecordFuture], object]] | None = None
 
-    # The base class reads these as attributes.
+    # The base class reads the following properties as attributes.
     @property
     def _condition(self) -> threading.Condition:  # type: ignore[override]
         return self._batch.condition
@@ -205,10 +209,9 @@ class RecordFuture(Future[RecordMetadata]):
             The `RecordMetadata` of the record.
 
         Raises:
-            SparklogError: If the record was not published, or may not have been published. The message says which is
-                the case.
-            TimeoutError: If the record is not published in time (`concurrent.futures.TimeoutError`). It may still be
-                published.
+            SparklogError: If the record was not published, or may not have been published. The message describes which
+                is the case. TimeoutError: If the record is not published in time (`concurrent.futures.TimeoutError`).
+                The record may still be published.
         """
         self._wait(timeout)
         return super().result(0)

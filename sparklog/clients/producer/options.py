@@ -1,4 +1,4 @@
-"""Options of a producer. The names are those of Kafka's producer configs, with underscores."""
+"""Options of a producer. The options have the names of Kafka's producer configs, with underscores instead of dots."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ from sparklog.log.journal.documents import INT32_MAX
 from sparklog.log.write.append_target import MAX_BUFFER_BYTES
 
 PartitionFunction: TypeAlias = Callable[[bytes | None, Sequence[int], Sequence[int]], int]
-"""A function of the key, all partitions, and the available partitions (which are all partitions), as in kafka-python.
+"""A function that returns the partition of a record, as in kafka-python. Its arguments are the key, all partitions, and
+the available partitions, which are also all partitions.
 """
 _MILLISECONDS = number("a number of milliseconds of at least 0", lambda value: 0 <= value < 1e12)
 _BYTES = int64(1, MAX_BUFFER_BYTES)

@@ -1,7 +1,7 @@
 """A producer. Any thread can send single records, and a background thread commits them.
 
-The producer works like Kafka's producer, but makes commits instead of produce requests. The records that accumulate for
-a topic during the linger time are one commit.
+The producer works like Kafka's producer, but writes commits instead of sending produce requests. The records that are
+sent to a topic during the linger time are written in one commit.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 _LOG = logging.getLogger("sparklog.producer")
 EXIT_S = 30.0
-"""The time that the interpreter waits at exit for sent records."""
+"""The maximum time to wait for sent records at interpreter exit."""
 
 
 @checked(ProducerOptions, root=ROOT)
@@ -65,7 +65,7 @@ def producer(root: Root | Store | str | os.PathLike[str], **options: Unpack[Prod
 
 
 class Producer:
-    """A producer, as returned by `sparklog.producer`. Threads can share a producer."""
+    """A producer, as returned by `sparklog.producer`. A producer can be shared by threads."""
 
     def __init__(self, root: Root, options: ProducerOptions) -> None:
         self._root = root
@@ -115,13 +115,13 @@ class Producer:
         *,
         sequence: int | None = None,
     ) -> RecordFuture:
-        """Send a record, which is published by the next commit of its topic. The records of a partition are published
-        in order.
+        """Send a record. The record is published by the next commit of its topic. The records of a partition are
+        published in order.
 
         Args:
             topic: The name of an existing topic.
             value: The input of the value serializer. None is a tombstone if the record has a key.
-            key: The input of the key serializer. Records with the same key go to the same partition.
+            key: The input of the key serializer. Records with the same key are written to the same partition.
             headers: A mapping, or pairs of a name and a value in bytes.
             partition: The partition number, or None if the key determines the partition.
             timestamp: The timestamp in ms since 1970, or None for the current time.
@@ -182,7 +182,7 @@ class Producer:
         self._topics.add(topic)
 
     def _partition_count(self, topic: str, minimum: int = 0) -> int:
-        """Return the number of partitions. Refresh the number if the known number is less than `minimum`."""
+        """Return the number of partitions. Read the number again if the cached number is less than `minimum`."""
         log = self._root.engine.log(topic)
         count = log.state(refresh=False).partitions
         return count if count >= minimum else log.state().partitions
@@ -216,10 +216,10 @@ class Producer:
 
     @checked(topic=NAME)
     def last_sequence(self, topic: str) -> int:
-        """Wait for sent records, and return the last published sequence, after which a program continues.
+        """Wait for sent records, and return the last published sequence. A program can continue with the next sequence.
 
-        After a failed commit, call this method before you send more records. It fences commits that are still in
-        flight, of this producer or of an older producer with the same `producer_id`.
+        After a failed commit, call this method before you send more records. The method fences commits of this
+        producer, or of an older producer with the same `producer_id`, that are still in flight.
 
         Args:
             topic: The name of the topic.
@@ -264,7 +264,7 @@ class Producer:
         self._transactional().send_offsets(offsets, group)
 
     def commit_transaction(self) -> None:
-        """Publish all records of the transaction atomically, and resolve their futures.
+        """Publish all records of the transaction atomically, and set the results of their futures.
 
         Raises:
             SparklogError: If the transaction was not published, or may not have been published (see
@@ -278,8 +278,8 @@ class Producer:
         records.
 
         Raises:
-            BadRequest: If no transaction is open.
-            Conflict: If the transaction is committed, after a commit whose result was unknown.
+            BadRequest: If no transaction is open. Conflict: If the result of an earlier commit was unknown, and the
+                transaction has been committed.
         """
         self._transactional().abort()
 
@@ -312,7 +312,8 @@ class Producer:
             timeout: The maximum time to wait in seconds, or None for no limit. Records that are not done in time fail.
 
         Raises:
-            BadRequest: If the method is called from a callback, which runs in the thread that it would wait for.
+            BadRequest: If the method is called from a callback, because it would wait for the thread in which the
+                callback runs.
         """
         self._reject_in_callback("close")
         _OPEN.discard(self)

@@ -1,4 +1,4 @@
-"""The thread that commits accumulated records. Each batch is one commit of its topic."""
+"""The thread that commits accumulated records. Each batch is written in one commit of its topic."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from sparklog.storage.parallel_reads import map_requests
 
 @dataclass(frozen=True, slots=True)
 class WrittenRecords:
-    """The files of accepted records. No commit references the files yet."""
+    """The files of accepted records, which are not referenced by a commit yet."""
 
     rows: PartitionedRows
     files: Sequence[FileSlices]
@@ -29,7 +29,7 @@ class WrittenRecords:
 
 
 class Sender:
-    """Commits batches in a thread, which calls `run`. For a producer with transactions, `commit` is replaced."""
+    """Commits batches in a thread, which calls `run`. If the producer uses transactions, `commit` is replaced."""
 
     def __init__(self, root: Root, accumulator: Accumulator, options: ProducerOptions) -> None:
         self._root = root
@@ -44,7 +44,8 @@ class Sender:
         """Commit batches until the accumulator is closed and empty."""
         try:
             while batches := self._accumulator.drain():
-                # Commit topics in parallel if requests cost a round trip. Each topic has at most one commit in flight.
+                # If requests require a round trip, commit the batches of different topics in parallel. Each topic has
+                # at most one commit in flight.
                 for _ in map_requests(self._root.store, self._finish, batches):
                     pass
         except BaseException as error:
@@ -65,13 +66,15 @@ class Sender:
         self._accumulator.release([batch])
 
     def sequences(self, topic: str) -> TopicSequences:
-        """Return the sequences of a topic, for a producer with a `producer_id`."""
+        """Return the sequences of a topic if the producer has a `producer_id`."""
         if topic not in self._sequences:
             self._sequences.setdefault(topic, TopicSequences(self._root.engine.log(topic), self._producer_id or ""))
         return self._sequences[topic]
 
     def next_seed(self) -> int:
-        """Return the seed of the next batch, so that keyless records change the partition in each batch."""
+        """Return the seed of the next batch. It changes with each batch, so that keyless records are written to a
+        different partition.
+        """
         self._seed += 1
         return self._seed
 

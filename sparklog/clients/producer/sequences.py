@@ -1,10 +1,11 @@
-"""Sequences, with which a producer with a `producer_id` never publishes a record twice, even across restarts.
+"""Sequences of a producer with a `producer_id`. Sequences ensure that a record is never published twice, even if the
+producer is restarted.
 
 The idempotency registry of a topic (`sparklog.log.state.writer_runs`) contains the number of each writer's latest
 batch. For a producer, this number is the last sequence of a commit. Commits are atomic, so the number determines
-exactly which records were published. Before its first commit to a topic, a producer registers its run. After that, no
-commit of an older run can succeed, even if the commit was delayed, so the number in the registry is final. The producer
-also registers a new run after a failed commit, whose result may be unknown.
+exactly which records were published. Before its first commit to a topic, a producer registers its run. After the
+registration, a commit of an older run cannot succeed, even if the commit was delayed, so the number in the registry is
+final. The producer also registers a new run after a failed commit, whose result may be unknown.
 """
 
 from __future__ import annotations

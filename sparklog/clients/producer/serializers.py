@@ -1,4 +1,4 @@
-"""Serializers of keys and values, which convert the objects of a program to the bytes of a record."""
+"""Serializers of keys and values, which convert Python objects to bytes."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ _LAYOUTS = {"short": ">h", "integer": ">i", "long": ">q", "float": ">f", "double
 
 
 def serializer(option: str, given: Serializer | None) -> Serialize | None:
-    """Return the function that serializes keys or values, or None if they are already bytes or strings. None is not
-    serialized.
+    """Return the function that serializes keys or values. Return None if the keys or values are already bytes or
+    strings. A key or value of None is not serialized.
 
-    The function raises `BadRequest` for values that the format does not accept.
+    The function raises `BadRequest` if a value cannot be serialized.
 
     Args:
         option: The name of the option, for errors.
-        given: The value of the option. Raises `BadRequest` if it is not a serializer.
+        given: The value of the option. Raises `BadRequest` if the value is not a serializer.
     """
     if given is None:
         return None
@@ -78,8 +78,8 @@ def _instance(option: str, kind: type) -> Serialize:
 
 
 def _by_column(option: str, value_format: ValueFormat) -> Serialize:
-    """Encode a value as a column with one row. This is slower than the other serializers, but yields the same bytes as
-    in batches.
+    """Encode a value as a column with one row. This function is slower than the other serializers, but its result is
+    the same as if a batch of values is encoded.
     """
 
     def serialize(value: Any) -> Any:

@@ -43,8 +43,8 @@ class ProducerTransactions:
             self.accepts_records = True
 
     def upload(self, batch: Batch) -> None:
-        """Append a batch to the open transaction, whose commit resolves the futures. The sender's thread calls this
-        method.
+        """Append a batch to the open transaction. The futures are resolved when the transaction is committed. This
+        method is called by the sender's thread.
         """
         with self._lock:
             transaction = self._transaction
