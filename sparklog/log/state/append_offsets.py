@@ -1,8 +1,8 @@
-"""The intent that appends files. The base offset of each slice is the log end of its partition.
+"""The intent that appends files. Each slice is appended at the log end of its partition.
 
-Writers count offsets from 0 within a slice, so that tasks need no coordination. The commit records the base offset of
-each slice, which is the partition's log end in the latest state. If another writer commits first, the base offsets are
-assigned again. The bytes of the batches do not change.
+Offsets start at 0 in each slice that a writer creates, so that tasks do not have to coordinate. The commit records the
+base offset of each slice, which is the partition's log end in the latest state. If another writer commits first, the
+base offsets are assigned again. The bytes of the batches do not change.
 """
 
 from __future__ import annotations
@@ -24,16 +24,20 @@ from sparklog.log.state.writer_runs import KafkaWriterKey, WriterKey, decide
 
 @dataclass(frozen=True, slots=True)
 class AppendIntent:
-    """Append complete files. At most one of them is an inline file, whose bytes become inline records of the commit."""
+    """Append complete files.
+
+    At most one file is an inline file, whose bytes become the inline records of the commit.
+    """
 
     topic_id: str
     files: tuple[FileSlices, ...]
-    now_ms: int  # time of the request; a run whose epoch is far ahead of this time does not supersede other runs
-    key: WriterKey | None = None  # makes the append idempotent
-    txn: Txn | None = None  # the slices stay open until this transaction is decided
+    # the time of the request; if the epoch of a run is far ahead of this time, the run does not supersede other runs
+    now_ms: int
+    key: WriterKey | None = None  # identifies the batch, so that the append is idempotent
+    txn: Txn | None = None  # the transaction of the slices, which are open until the transaction is decided
     kafka_writers: tuple[KafkaWriterKey, ...] = ()  # the Kafka producers of the batches in the files
     written_for: tuple[int, TopicConfigs] | None = (
-        None  # the topic must still have this partition count and these configs; not checked if None
+        None  # the partition count and the configs that the topic must still have; not checked if None
     )
     needs_table: ClassVar[bool] = False
 
@@ -74,7 +78,7 @@ class AppendIntent:
 
 
 def assign_offsets(topic: str, files: Sequence[FileSlices], state: TopicState) -> tuple[FileSlices, ...]:
-    """Return the files with base offsets: each slice starts at the end of the previous slice of its partition."""
+    """Return the files with base offsets. Each slice starts at the end of the previous slice of its partition."""
     end = state.log_end.tolist()
     based = []
     for file in files:

@@ -1,7 +1,7 @@
-"""The broker configs that set defaults of topic configs, as in Kafka's `ServerTopicConfigSynonyms`.
+"""The broker configs that set the defaults of topic configs, as in Kafka's `ServerTopicConfigSynonyms`.
 
-If a topic config has several broker configs, the first one that is set applies. Most of these broker configs differ in
-their unit (ms, minutes, hours). Names that only Kafka 3 supports are included. Kafka does not have
+If a topic config has several broker configs, the first one that is set applies. Most of these broker configs differ
+only in their unit (ms, minutes, hours). Configs that only Kafka 3 supports are included. Kafka does not have
 `inline.records.bytes`, so its broker config has the same name. `carried.commits` has no broker config, because it
 cannot be a root default.
 """
@@ -21,7 +21,9 @@ _PERIODS = {
     "segment.ms": ("log.roll", 1, ("ms", "hours")),
     "segment.jitter.ms": ("log.roll.jitter", 0, ("ms", "hours")),
 }
-"""Configs with one broker config per unit: the prefix of the names, the minimum value, and the units."""
+"""The topic configs that have one broker config per unit. Each value contains the prefix of the names, the minimum
+value, and the units.
+"""
 _NAMES = {
     "segment.index.bytes": "log.index.size.max.bytes",
     "flush.messages": "log.flush.interval.messages",
@@ -43,7 +45,7 @@ def topic_value(setting: Setting, value: object) -> str:
 
 
 def _named(config: Setting) -> tuple[Setting, ...]:
-    """Return the broker configs of a topic config. The last broker config has the built-in default."""
+    """Return the broker configs of a topic config. The last broker config in the list has the built-in default."""
     if config.name in _PERIODS:
         return tuple(_of_unit(config, unit) for unit in _PERIODS[config.name][2])
     names = (_NAMES.get(config.name) or _regular_name(config.name)).split()

@@ -1,7 +1,9 @@
-"""Checkpoints: the complete state at a version in two objects, so that opening a topic does not read every commit.
+"""Checkpoints store the complete state of a topic at a version in two objects, so that a process can open the topic
+without reading every commit.
 
-    _log/checkpoints/<version>.json           the topic state and a reference to the table: all that appends need
-    _log/checkpoints/<version>-<id>.arrow     the slice table: an Arrow IPC file, zstd, sorted by partition and base
+    _log/checkpoints/<version>.json           the topic state, which is sufficient for appends, and a reference to the
+    table _log/checkpoints/<version>-<id>.arrow     the slice table: an Arrow IPC file, zstd, sorted by partition and
+    base
 
 1. Writer A writes the table under a unique name.
 2. Writer A creates the JSON object with the name, size and CRC-32C of its table, if the object does not exist.
@@ -42,15 +44,18 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 COLUMN_NAMES = {column.name: column.checkpoint for column in SLICE_COLUMNS}
-"""The column names in the file, by column names in memory. `file` and `txn` are dictionaries of strings."""
+"""Maps the column names in memory to the column names in the file. `file` and `txn` are dictionaries of strings."""
 REMEDY = "run sparklog repair"
 LARGE_TABLE = 1 << 20
-"""The minimum size of a table for which Arrow's threads are used. For a small table, they doubled the CPU time."""
+"""The minimum size of a table for which Arrow's threads are used. For smaller tables, the threads doubled the CPU time.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class TableRef:
-    """A reference to a slice table: file name, size, CRC-32C, number of rows, and number of unsealed rows."""
+    """A reference to a slice table. It contains the file name, size and CRC-32C, the number of rows, and the number of
+    unsealed rows.
+    """
 
     name: str
     size: int
@@ -97,7 +102,7 @@ def encode_checkpoint(checkpoint: Checkpoint) -> bytes:
 
 
 def decode_checkpoint(data: bytes, key: str, version: int) -> Checkpoint:
-    """Return the checkpoint in `data`.
+    """Decode the checkpoint in `data`.
 
     Raises:
         BadRequest: If a newer release wrote the checkpoint
@@ -113,8 +118,8 @@ def write_slice_table(store: Store, snapshot: Snapshot, unique: str) -> TableRef
     """Write the slice table of a checkpoint, and return the reference to it."""
     key, data, table = slice_table(snapshot, unique)
     if not store.create(key, data) and store.get(key) != data:
-        # The name is unique. If it exists, an earlier attempt of this writer succeeded, or the store failed. A
-        # checkpoint must not reference a table that is missing or has other bytes.
+        # The name is unique. If an object with this name exists, an earlier attempt of this writer succeeded, or the
+        # store failed. A checkpoint must not reference a table that is missing or different.
         raise Unavailable(f"{key} differs from the bytes that were written; retry later")
     return table
 
@@ -189,7 +194,9 @@ def decode_table(data: bytes, ref: TableRef, key: str, version: int) -> SliceTab
 
 
 def _dictionary(codes: npt.NDArray[Any], texts: Texts) -> pa.DictionaryArray:
-    """Return codes as an Arrow dictionary of the strings in use. A negative code becomes the empty string."""
+    """Convert codes to an Arrow dictionary array that contains only the strings in use. A negative code becomes the
+    empty string.
+    """
     import pyarrow as pa
 
     from sparklog.format.arrow_numpy import fixed_array, text_array

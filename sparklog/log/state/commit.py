@@ -1,10 +1,10 @@
-"""A commit: one numbered JSON object. Every change of a topic is a commit.
+"""Commits. A commit is one numbered JSON object, and every change of a topic is a commit.
 
 `COMMIT_JSON` and the tables above it define the fields, and docs/reference/format-commits.md describes them.
 
 An edit replaces slices of one partition. Its inputs are the slices of the partition in `remove`, and its outputs are
-the slices of the partition in `files`, with offsets in `[start, end)`. Edits of one commit do not overlap, so slices do
-not have to reference their edits.
+the slices of the partition in `files`, with offsets in `[start, end)`. The edits of one commit do not overlap, so
+slices do not have to reference their edits.
 
 A commit object has up to three sections, without gaps:
 
@@ -12,9 +12,9 @@ A commit object has up to three sections, without gaps:
 2. copies of the documents of earlier commits (`EmbeddedCommits`); see `sparklog.log.state.embedded_commits`
 3. the inline records (`InlineRecords`): the bytes of an append file
 
-If there are inline records, one of the `files` has the path "", and its positions are relative to section 3.
-`decode_commit` converts it to a regular file: it gets the path of the commit, the size of the entire object, and
-positions relative to the start of the object.
+If there are inline records, one of the `files` has the path "", and the positions of its slices are relative to section
+3. `decode_commit` converts this file to a regular file, which has the path of the commit, the size of the entire
+object, and positions relative to the start of the object.
 
 Most attributes have the names of their fields. The following names differ, because the fields were named first:
 
@@ -94,7 +94,7 @@ TAKEOVER = "takeover"
 MAINTAIN = "maintain"
 OPS = (CREATE, DELETE, APPEND, IMPORT, ALTER, DELETE_RECORDS, RETAIN, MERGE, SEAL, COMPACT, TAKEOVER, MAINTAIN)
 COPYING_OPS = (CREATE, IMPORT)
-"""Ops that add entire partitions and copy their offsets: `create` (of a clone) and `import`."""
+"""Operations that add entire partitions and copy their offsets: `create` (of a clone) and `import`."""
 INLINE_CONFIG = "inline.records.bytes"
 CARRIED_CONFIG = "carried.commits"
 MAX_EMBEDDED = 127
@@ -103,7 +103,7 @@ MAX_EMBEDDED = 127
 
 @dataclass(frozen=True, slots=True)
 class Writer:
-    """A batch of a writer. `kind` is `stream` or `txn`, and `count` is the number of records.
+    """A writer's batch. `kind` is `stream` or `txn`, and `count` is the number of records.
 
     Commits of release 0.1.0 do not have `epoch` and `content`.
     """
@@ -131,7 +131,8 @@ class RemovedSlices:
 class Edit:
     """A rewrite of offsets `[start, end)` of a partition.
 
-    `first_dirty_offset` is the partition's first dirty offset after the edit. None does not change it.
+    `first_dirty_offset` is the partition's first dirty offset after the edit. If it is None, the first dirty offset
+    does not change.
     """
 
     partition: int
@@ -144,7 +145,7 @@ class Edit:
 class Txn:
     """The open transaction that a commit's slices belong to.
 
-    `siblings` contains the version of the prepare of each topic that the transaction prepared before this topic.
+    `siblings` contains the topics that the transaction prepared before this topic, with the version of each prepare.
     """
 
     id: str
@@ -207,13 +208,13 @@ class EmbeddedCommits:
 
 @dataclass(slots=True, kw_only=True)
 class Changes:
-    """The changes that a commit makes to a topic. A field with its default value does not change anything.
+    """The changes that a commit makes to a topic. If a field has its default value, it does not change anything.
 
     Changes and commits are mutable until they are published: `embed_commits` and `decode_commit` complete a commit
     before other code uses it, and the commit does not change afterwards. They are not frozen, because creating a frozen
     object takes three times as long, and a read of a thousand topics creates thousands of commits.
 
-    * `writer`: the batch that the commit appends; `writers`: the batches of Kafka producers
+    * `writer`: the batch that the commit appends; `writers`: the appended batches of Kafka producers
     * `files`, `inline`: the added slices, and the records that the commit object contains
     * `remove`, `edits`: the slices that the added slices replace
     * `log_starts`: the new log start offset by partition
@@ -259,10 +260,11 @@ class Commit(Changes):
     op: str
     read_features: tuple[str, ...] = ()
     write_features: tuple[str, ...] = ()
-    clock_ms: int | None = None  # the writer's clock; None if it is equal to `time_ms`
+    clock_ms: int | None = None  # the time of the writer's clock, or None if it is equal to `time_ms`
     clock_since: int | None = None  # the latest version at which `created_ms` decreased
     embedded: EmbeddedCommits | None = None
-    crc: int = field(default=0, compare=False)  # CRC-32C of the stored object; 0 before the commit is encoded
+    # CRC-32C of the stored object, or 0 if the commit has not been encoded yet
+    crc: int = field(default=0, compare=False)
     nbytes: int = field(default=0, compare=False)  # size of the document
 
     @property
@@ -272,7 +274,7 @@ class Commit(Changes):
 
     @property
     def created_ms(self) -> int:
-        """The commit time by the writer's clock (ms). It is the LogAppendTime of the commit's records."""
+        """The commit time according to the writer's clock (ms). This is the LogAppendTime of the commit's records."""
         return self.time_ms if self.clock_ms is None else self.clock_ms
 
 
@@ -399,8 +401,8 @@ def features_of(changes: Changes, op: str) -> tuple[str, ...]:
 
     A commit requires the feature of a config as soon as it sets the config, resets the config to its default, or
     creates a topic for which the default applies. Otherwise, an older release could not read the first commit with
-    inline records or embedded documents, and would report it as corrupt. With the feature in an earlier commit, which
-    it can read, it reports the missing feature.
+    inline records or embedded documents, and would report it as corrupt. If an earlier commit, which the older release
+    can read, already requires the feature, the older release reports the missing feature.
     """
 
     def is_set(config: str) -> bool:
@@ -420,7 +422,7 @@ def features_of(changes: Changes, op: str) -> tuple[str, ...]:
 
 
 def embed_commits(commit: Commit, embedded: EmbeddedCommits) -> None:
-    """Add copies of earlier documents, and their feature, to a commit that has not been published yet."""
+    """Add copies of earlier documents, and the feature `carriedCommits`, to a commit that has not been published yet."""
     commit.embedded = embedded
     commit.read_features = tuple(sorted({*commit.read_features, CARRIED_COMMITS}))
     commit.write_features = tuple(sorted({*commit.write_features, CARRIED_COMMITS}))
@@ -438,10 +440,10 @@ def encode_commit(commit: Commit) -> bytes:
 
 
 def decode_commit(data: bytes, key: str, version: int, *, check_sections: bool = True) -> Commit:
-    """Return the commit in `data`.
+    """Decode the commit in `data`.
 
     Args:
-        data: The object, or only its document
+        data: The bytes of the object, or only of its document
         key: The object's key, for error messages
         version: The version that the commit must have
         check_sections: Whether to also check the sections after the document
@@ -471,7 +473,7 @@ def decode_commit(data: bytes, key: str, version: int, *, check_sections: bool =
 
 def has_inline_records(data: bytes) -> bool:
     """Return True if a commit object contains inline records. The object may be damaged, or may not be a commit."""
-    # This does not match inside of a JSON string, because the quotes in a string are escaped.
+    # The pattern does not match inside a JSON string, because the quotes in a string are escaped.
     return b'"inline":{' in document_of(data)
 
 
@@ -509,6 +511,6 @@ def _locate_inline_file(files: Sequence[FileSlices], path: str, start: int) -> N
     """
     for file in files:
         if file.path == INLINE_PATH:
-            # The slices have no gaps: `_check_inline` has checked that they fill the file.
+            # There are no gaps between the slices, because `_check_inline` has checked that the slices fill the file.
             file.position = tuple(accumulate(file.nbytes, initial=start))[: len(file)]
             file.path, file.size = path, start + file.size

@@ -1,4 +1,4 @@
-"""Intents: changes to commit, which are validated against the latest state before each attempt.
+"""Intents. An intent is a change that is validated against the latest state before each attempt to commit it.
 
 `Intent.draft(state)` is called before the first attempt, and again whenever another writer has committed first, so that
 a change is never validated against an outdated state. It returns a `Draft`, or `Nothing` if no commit is needed, or
@@ -8,7 +8,7 @@ raises an error.
 |---------------|---------------------------|------------------------------------------------------------------------|
 | append        | `log.state.append_offsets` | new offsets; checks registry, topic id, retention floor and null keys |
 | log starts    | this module               | the higher log start applies                                           |
-| alter         | this module               | a conflict if the same config or the partition count has changed       |
+| alter         | this module               | a conflict if the same config or the partition count changed       |
 | create        | this module               | a conflict if the topic exists                                         |
 | delete        | this module               | not found if deleted; a conflict if the topic was created again        |
 | maintain      | this module               | the higher retention floor applies; a conflict if a lease is below it  |
@@ -21,8 +21,8 @@ raises an error.
 | upkeep        | `retention.vacuum`        | drafted from the leases and writers in the latest state                |
 
 Upkeep and maintain both draft MAINTAIN commits. A `MaintainIntent` lists what the caller found in one state, and is
-validated against the latest state. An `UpkeepIntent` consists of rules (remove what has expired), and applies to any
-topic with this name.
+validated against the latest state. An `UpkeepIntent` consists of rules, for example to remove expired leases, and
+applies to any topic with this name.
 
 An import adds entire partitions, or their next records, with Kafka's offsets. Only imports may leave gaps and set a log
 end, because a Kafka log can end after its last record. An import therefore has an edit without inputs for each
@@ -72,7 +72,7 @@ HAS_NULL_KEYS = int(SliceFlag.HAS_NULL_KEYS)
 
 @dataclass(slots=True)
 class Draft(Changes):
-    """The fields of a commit that an intent determines. None means the topic's current value.
+    """The fields of a commit that an intent determines. If a field is None, the topic's current value applies.
 
     `dropped` lists the edits of the intent that no longer apply.
     """
@@ -85,8 +85,8 @@ class Draft(Changes):
     def commit(self, state: TopicState, commit_id: str, now_ms: int, store_ms: int | None = None) -> Commit:
         """Return the commit that follows `state`.
 
-        `now_ms` is the time of the writer's clock. `store_ms` is the time of the store's clock, or None if it is the
-        same.
+        `now_ms` is the time of the writer's clock. `store_ms` is the time of the store's clock, or None if it equals
+        `now_ms`.
         """
         check_features(state)
         features = features_of(self, self.op)
@@ -107,9 +107,10 @@ class Draft(Changes):
 
 @dataclass(frozen=True, slots=True)
 class Nothing:
-    """No commit is needed. `note` contains the reason.
+    """The result of an intent for which no commit is needed. `note` contains the reason.
 
-    `version` is the version of the commit that made the same change before, or else the topic's version.
+    `version` is the version of the earlier commit that made the same change. If there is no such commit, it is the
+    topic's version.
     """
 
     note: str
@@ -121,8 +122,9 @@ class Nothing:
 class Intent(Protocol):
     """A change to commit.
 
-    The arguments of `draft` are the latest state, the state that the caller based the change on (`origin`) and, if
-    `needs_table` is true, the slice table. An intent is `repeatable` if a second commit of it does not change anything.
+    The arguments of `draft` are the latest state, the state on which the caller based the change (`origin`) and, if
+    `needs_table` is true, the slice table. An intent is `repeatable` if committing it twice has the same effect as
+    committing it once.
     """
 
     @property
@@ -161,15 +163,15 @@ def check_topic_id(topic: str, state: TopicState, topic_id: str) -> None:
 
 
 def check_floor(topic: str, files: Sequence[FileSlices], floor: int) -> None:
-    """Raise `Conflict` if a file is based on a version below the retention floor, because the file may have been
-    deleted.
+    """Raise `Conflict` if a file is based on a version below the retention floor, because the vacuum may have deleted
+    the file.
     """
     for file in files:
         read_version = path_read_version(file.path)
         if read_version is None:
             raise BadRequest(f"'{file.path}' is not the path of a data file of topic '{topic}'")
         # The floor limits what the vacuum of this topic deletes. A file with an absolute path belongs to another topic.
-        # A lease in that topic's log protects the file, whatever its version is.
+        # A lease in that topic's log protects the file, regardless of its version.
         if read_version < floor and not file.path.startswith("/"):
             raise Conflict(
                 f"{file.path} is based on version {read_version} of topic '{topic}', which is below the retention "
@@ -179,9 +181,9 @@ def check_floor(topic: str, files: Sequence[FileSlices], floor: int) -> None:
 
 @dataclass(frozen=True, slots=True)
 class LogStartIntent:
-    """Advance log starts (retention, delete-records).
+    """Advance log start offsets, for retention or delete-records.
 
-    The higher log start applies, so the order of commits does not matter.
+    The higher log start offset applies, so the order of commits does not matter.
     """
 
     topic_id: str
@@ -315,11 +317,13 @@ class DeleteIntent:
 
 @dataclass(frozen=True, slots=True)
 class MaintainIntent:
-    """Record maintenance. Deleted topics also need maintenance commits, because leases may protect their files."""
+    """Record the result of maintenance. Deleted topics also need maintenance commits, because leases may protect their
+    files.
+    """
 
     topic_id: str
     holds: Mapping[str, VersionLease | None] = field(default_factory=dict)  # leases by name; None releases a lease
-    # the retention floor, which is the minimum version that files in later commits may be based on
+    # the retention floor, which is the minimum version on which files in later commits may be based
     floor: int | None = None
     expired: Mapping[str, int] = field(default_factory=dict)  # idle writers: for each id, the version of its last entry
     resolved: tuple[Resolved, ...] = ()  # decisions on open transactions
@@ -358,9 +362,11 @@ class ImportedPartition:
     partition: int
     log_start: int
     log_end: int
-    first_dirty_offset: int | None  # None if the log was not compacted, or not at the start of the import
+    # None if the log was not compacted, or if it was not compacted at the start of the import
+    first_dirty_offset: int | None
     leader_epoch: int
-    files: tuple[FileSlices, ...]  # with base offsets, in offset order; the first slice may start below `log_start`
+    # files with base offsets, in offset order; the first slice may start below `log_start`
+    files: tuple[FileSlices, ...]
     open: tuple[KafkaOpen, ...] = ()  # transactions without a marker below `log_end`
     since: int = 0
     ended: tuple[KafkaEnded, ...] = ()  # open transactions of the topic that end below `log_end`
@@ -370,8 +376,9 @@ class ImportedPartition:
         start = min([max(self.log_start, self.since), *(base for file in self.files for base in file.base)])
         cleaned = self.first_dirty_offset
         if cleaned is not None and not 0 <= cleaned <= self.log_end:
-            # The log has lost its end, or the checkpoint is corrupt. As in Kafka, the entire log then counts as dirty.
-            # If it counted as clean, compaction could remove a tombstone before the values that it deletes.
+            # The end of the log was lost, or the checkpoint is corrupt. As in Kafka, the entire log then counts as
+            # dirty. If it counted as clean, compaction could remove a tombstone before it removes the values that the
+            # tombstone deletes.
             cleaned = None
         return Edit(self.partition, start, self.log_end, cleaned)
 
@@ -380,7 +387,7 @@ class ImportedPartition:
         return self.imported or ImportedEnd(self.log_end)
 
     def still_open(self) -> tuple[KafkaOpen, ...]:
-        """Return the open transactions with offsets above the log start."""
+        """Return the open transactions that have offsets above the log start offset."""
         return tuple(transaction for transaction in self.open if transaction.end > self.log_start)
 
     def is_in(self, state: TopicState) -> bool:
@@ -408,7 +415,7 @@ class ImportedPartition:
 class ImportIntent:
     """Import partitions, or their next records.
 
-    This increases the leader epoch. `kafka_topic_id` is "" if it is unknown.
+    The commit increases the leader epoch. `kafka_topic_id` is empty if the id is unknown.
     """
 
     topic_id: str

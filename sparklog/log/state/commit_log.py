@@ -42,12 +42,13 @@ if TYPE_CHECKING:
 
 MAX_LOAD_ATTEMPTS = 8
 OWN_OBJECTS = 2
-"""The number of latest commits whose own objects are read when a log is opened. Earlier commits are read from copies.
+"""The number of latest commits that are read from their own objects when a log is opened. Earlier commits are read from
+embedded copies.
 """
 _LOG = logging.getLogger("sparklog.log")
 
 Resolver = Callable[[str, TopicState], Sequence[Resolved]]
-"""Returns the decisions on open transactions of a topic. The next commit records these decisions."""
+"""A function that returns the decisions on a topic's open transactions. The next commit records these decisions."""
 
 
 SHOWN_TOPICS = 5
@@ -73,9 +74,9 @@ def no_topic(name: str, location: str, others: Sequence[str] | None = None, *, i
 
 @dataclass(frozen=True)
 class LogState:
-    """The state of a topic.
+    """The state of a topic's log.
 
-    If `table` is None, `checkpoint` and the commits in `tail` are used to load the slice table.
+    If `table` is None, the slice table is loaded from `checkpoint` and the commits in `tail`.
     """
 
     topic_state: TopicState
@@ -101,9 +102,7 @@ _EMPTY_STATE = LogState(EMPTY, None, (), SliceTable())
 
 @dataclass(frozen=True, slots=True)
 class CommitResult:
-    """The result of a commit: the written commit, or None and the reason in `nothing`; the topic state; the dropped
-    edits.
-    """
+    """The result of a commit. If no commit was written, `commit` is None and `nothing` contains the reason."""
 
     commit: Commit | None
     state: TopicState
@@ -166,8 +165,8 @@ class CommitLog(Journal[LogState, Commit, "Draft"]):
                 return self._publish(replace(base, state=self._load_table(base.state)))
             except (Corrupt, NotFound) as error:
                 _LOG.warning("cannot load the slice table of checkpoint %s of %s: %s", version, self.title, error)
-                # If the checkpoint was deleted after it was read, a later checkpoint exists. If it is corrupt, or is
-                # still listed without its table, use the previous checkpoint.
+                # If the checkpoint was deleted after it was read, a later checkpoint exists. If the checkpoint is
+                # corrupt, or is still listed although its table was deleted, use the previous checkpoint.
                 below = version if isinstance(error, Corrupt) or version in missing else None
             missing.add(version)
             base = self._reopen(below).latest
@@ -238,7 +237,8 @@ class CommitLog(Journal[LogState, Commit, "Draft"]):
         return self._read_from(state, seen, self._read_with_embedded(state, numbers), max(numbers, default=latest))
 
     def _read_with_embedded(self, state: LogState, listed: Sequence[int]) -> list[Commit] | None:
-        """Read the commits after a state from few objects. Return None if they must be read one by one.
+        """Read the commits after a state from a few objects that contain embedded commits. Return None if the commits
+        must be read one by one.
 
         A listing may be outdated, so reading continues after the last commit in the listing that follows without a gap.
         The objects of that commit and of the previous commit must exist, because a commit that its writer withdraws may
@@ -305,7 +305,8 @@ class CommitLog(Journal[LogState, Commit, "Draft"]):
         try:
             return self._with_table(base)
         except (SparklogError, OSError) as error:
-            # The table is only loaded to save memory. If loading fails, the commits that triggered it must not fail.
+            # The table is loaded only to save memory. If loading it fails, the commit that triggered the loading must
+            # not fail.
             _LOG.warning("cannot load the slice table of topic %s: %s", self.topic, error)
             return base
 

@@ -35,7 +35,7 @@ _FLUSH = "every commit is durable before it is acknowledged"
 _NO_REPLICAS = "there are no replicas"
 _BACKUPS = _NO_REPLICAS + "; create backups with `sparklog backup`"
 _SESSION = "each group member sets kafka.session.timeout.ms"
-# Reasons, each with the names of the settings that have no effect for this reason.
+# The settings that have no effect, by reason.
 _NO_EFFECT_REASONS = {
     SECURITY: "authorizer.class.name",
     "there are no brokers": "broker.id node.id num.io.threads num.network.threads process.roles broker.rack "
@@ -243,7 +243,9 @@ def definition(name: str) -> Setting:
 
 
 def canonical(name: str, value: object) -> str:
-    """Return the string that a topic stores for this value. Raises `BadRequest` if the name or value is invalid."""
+    """Return the canonical string that a topic stores for this value. Raises `BadRequest` if the name or value is
+    invalid.
+    """
     return to_string(definition(name).parse(value))
 
 
@@ -258,10 +260,10 @@ shorter.
 
 
 class _Integer:
-    """An attribute with the value of an int or long config.
+    """A descriptor that returns the value of an int or long config.
 
-    The value is cached under the config's name after the first access. Unlike with `cached_property`, replacing the
-    class attribute takes effect immediately, which simulations rely on.
+    The value is cached under the config's name after the first access. Simulations replace the class attribute. Unlike
+    with `cached_property`, the replacement takes effect immediately.
     """
 
     def __init__(self, name: str) -> None:
@@ -279,8 +281,8 @@ class _Integer:
 class TopicConfigs:
     """A topic's configs: the values set on the topic (`explicit`, canonical strings) and the defaults.
 
-    `defaults` are the root defaults. They are read once per open handle or run, and are not part of a topic's state.
-    Values that every append needs are cached, because parsing the strings takes longer than using the values.
+    `defaults` are the root defaults. The root defaults are read once per open handle or run, and are not part of a
+    topic's state. Values that every append needs are cached, because parsing the strings is expensive.
     """
 
     explicit: Mapping[str, str] = field(default_factory=dict)
@@ -299,7 +301,7 @@ class TopicConfigs:
 
     @classmethod
     def of(cls, values: Mapping[str, object] | None) -> TopicConfigs:
-        """Return a user's configs.
+        """Create topic configs from the configs that a user specified.
 
         Raises BadRequest if a name is unknown, or a value is invalid or contradicts another value.
         """
@@ -308,7 +310,7 @@ class TopicConfigs:
         return configs
 
     def changed(self, changes: Mapping[str, object | None]) -> TopicConfigs:
-        """Apply changes, check the result and return it. None resets a config to its default."""
+        """Apply changes, check the resulting configs and return them. None resets a config to its default."""
         merged: dict[str, str] = dict(self.explicit)
         for name, value in changes.items():
             if value is None:
@@ -347,7 +349,7 @@ class TopicConfigs:
         return int(self.text(name))
 
     def source(self, name: str) -> str:
-        """Return the source of the value. The names of the sources are Kafka's."""
+        """Return the source of the value. Sources have the same names as in Kafka."""
         return TOPIC_CONFIG if name in self.explicit else ROOT_DEFAULT if name in self.defaults else DEFAULT_CONFIG
 
     @property
@@ -384,9 +386,10 @@ class TopicConfigs:
         return "none" if codec == "uncompressed" else codec
 
     def level(self, codec: str, option: int | None = None) -> int | None:
-        """Return the level for `codec`: the writer's option, or else the topic's level.
+        """Return the compression level for `codec`, which is the writer's option or, if the option is not set, the
+        topic's level.
 
-        None if the codec has no levels.
+        Returns None if the codec has no levels.
         """
         if option is not None:
             return option

@@ -1,4 +1,4 @@
-"""The description of a topic for users: partitions, sizes, and configs with their sources."""
+"""The description of a topic for users. It contains partitions, sizes, and configs with their sources."""
 
 from __future__ import annotations
 
@@ -14,7 +14,9 @@ from sparklog.log.state.topic_state import TopicState
 
 @dataclass(frozen=True, slots=True)
 class PartitionDescription:
-    """One partition: log start, log end and last stable offset, and the number and size of its slices."""
+    """The description of a partition: its log start offset, log end offset and last stable offset, and the number and
+    size of its slices.
+    """
 
     partition: int
     log_start: int
@@ -26,7 +28,9 @@ class PartitionDescription:
 
 @dataclass(frozen=True, slots=True)
 class ConfigDescription:
-    """One config: its value, the source of the value, and the default. The first of the `synonyms` applies."""
+    """The description of a config: its value, the source of the value, and the default. The first of the `synonyms`
+    applies.
+    """
 
     name: str
     value: str
@@ -52,15 +56,15 @@ class TopicDescription:
     open_transactions: tuple[tuple[str, int], ...]
     kafka_open: tuple[KafkaOpen, ...] = ()
     kafka_topic_id: str = ""
-    """The id of the Kafka topic that this topic was imported from. Empty if there is none, or if the Kafka topic has no
-    id.
+    """The id of the Kafka topic from which this topic was imported. It is empty if the topic was not imported, or if
+    the Kafka topic has no id.
     """
 
 
 def describe_configs(topic: str, state: TopicState, defaults: RootDefaults) -> tuple[ConfigDescription, ...]:
     """Return the effective value of each config of a topic."""
     configs = TopicConfigs(state.configs.explicit, defaults.of_topic(topic))
-    # A topic that an older release created may not use these features, whatever the defaults are.
+    # A topic that an older release created may not use these features, regardless of the defaults.
     effective = {INLINE_CONFIG: state.inline_bytes(configs), CARRIED_CONFIG: state.carried_commits}
     return tuple(
         ConfigDescription(

@@ -1,20 +1,21 @@
-"""Copies of earlier commits' documents in a commit, so that few objects are read to open a log or to read a day of it.
+"""Embedded commits. A commit contains copies of the documents of earlier commits, so that only a few objects have to be
+read to open a log or to read one day of it.
 
 Commit n contains the documents of the 2^j - 1 previous commits, where 2^j is the largest power of two, up to 128, that
-divides n + 1. As in a Fenwick tree, reading a block of 128 commits up to commit n takes at most one object per 1 bit of
-n + 1. In addition, the sixth of every eight commits contains the documents of the five previous commits. With the
-second latest commit, which readers fetch anyway, six objects are therefore always sufficient. The copies are one zstd
-frame, in commit order, between the commit's own document and its inline records. The document has their number, length
-and CRC-32C.
+divides n + 1. As in a Fenwick tree, the number of objects that must be read to read a block of 128 commits up to commit
+n is at most the number of bits that are set in n + 1. In addition, the sixth of every eight commits contains the
+documents of the five previous commits. Readers also fetch the second latest commit, so six objects are always
+sufficient. The copies are one zstd frame, in commit order, between the commit's own document and its inline records.
+The document contains the number of copies, and the length and CRC-32C of the frame.
 
-A copy is valid only if the next commit has the CRC-32C of the entire object, which can be computed from the document
-alone. If a copy is missing or does not match, the commits are read one by one, as if no documents were embedded. A
-writer embeds only documents that it has cached, so a commit may contain fewer copies or none. The topic config
-`carried.commits` limits their number. The stored field and the feature have the same name as the config.
+A copy is valid only if the next commit contains the CRC-32C of the original object. This CRC-32C can be computed from
+the document alone. If a copy is missing or does not match, the commits are read one by one, as if no documents were
+embedded. A writer embeds only documents that it has cached, so a commit may contain fewer copies or none. The topic
+config `carried.commits` limits the number of copies. The stored field and the feature have the same name as the config.
 
 `RecentRecords` caches the inline records of recent commits of all topics and stores, because a follower that has read a
-commit object needs its records immediately afterwards. The store is authoritative. Readers check the CRC-32C of cached
-bytes. If it does not match, they evict the bytes and read the store.
+commit object needs its records immediately afterwards. The store is authoritative. Readers verify the CRC-32C of cached
+bytes. If the CRC-32C does not match, they evict the bytes and read the object from the store.
 """
 
 from __future__ import annotations
@@ -58,7 +59,7 @@ def encode_embedded(documents: Sequence[bytes]) -> EmbeddedCommits:
 
 
 def decode_embedded(embedded: EmbeddedCommits | None) -> list[bytes]:
-    """Return the documents in commit order. Raises `Corrupt` if `data` is damaged."""
+    """Decode embedded documents, and return them in commit order. Raises `Corrupt` if `data` is damaged."""
     if embedded is None:
         return []
     if len(embedded.data) == embedded.nbytes and crc32c(embedded.data) == embedded.crc:
@@ -77,7 +78,9 @@ def embedded_in(commit: Commit, data: bytes) -> EmbeddedCommits | None:
 
 
 def with_embedded_copies(topic: str, objects: Mapping[int, tuple[Commit, bytes]], first: int) -> dict[int, Commit]:
-    """Return commits by number: the commits in `objects`, and their embedded commits from `first` on."""
+    """Return the commits in `objects` and their embedded commits, by number. Embedded commits before `first` are
+    omitted.
+    """
     commits = {number: commit for number, (commit, _) in objects.items()}
     for number, (commit, data) in objects.items():
         try:
@@ -116,10 +119,11 @@ class _RecentCommit:
 
 
 class RecentDocuments:
-    """Documents of the latest commits that this process has read or written. Most of them are embedded copies.
+    """Documents of the latest commits that this process has read or written. Most of these documents come from embedded
+    copies.
 
-    They may include commits that lost a race. `copies_for` does not embed these commits, because they are not in the
-    chain. Threads may share an instance.
+    The documents may include commits that lost a race. `copies_for` does not embed these commits, because they are not
+    in the chain. Threads may share an instance.
     """
 
     def __init__(self) -> None:
@@ -150,7 +154,8 @@ class RecentDocuments:
         self._commits.clear()
 
     def copies_for(self, number: int, prev_crc: int | None, max_commits: int, max_bytes: int) -> EmbeddedCommits | None:
-        """Return the documents to embed in commit `number`: as many cached documents as the limits allow.
+        """Return the documents to embed in commit `number`. The result contains as many cached documents as the limits
+        allow.
 
         `prev_crc` is the CRC-32C of commit `number - 1`.
         """
@@ -182,7 +187,7 @@ class _CachedRecords:
 
 
 class RecentRecords:
-    """Cached inline records by store and key, latest last. Threads may share an instance."""
+    """Cached inline records by store and key. The latest records are last. Threads may share an instance."""
 
     def __init__(self) -> None:
         self._lock = ForkLock()
@@ -190,7 +195,7 @@ class RecentRecords:
         self._bytes = 0
 
     def add(self, store: Store, key: str, start: int, records: bytes) -> None:
-        """Cache the inline records of a commit. They begin at byte `start` of its object."""
+        """Cache the inline records of a commit, which begin at byte `start` of the commit object."""
         with self._lock:
             self._evict((id(store), key))
             self._cached[id(store), key] = _CachedRecords(weakref.ref(store), start, records)
@@ -208,7 +213,7 @@ class RecentRecords:
         return cached.data[low : low + length] if 0 <= low <= len(cached.data) - length else None
 
     def evict(self, store: Store, key: str) -> bool:
-        """Evict an object's bytes. Return False if none were cached."""
+        """Evict an object's bytes. Return False if no bytes were cached."""
         with self._lock:
             return self._evict((id(store), key))
 

@@ -1,15 +1,17 @@
-"""Older versions of a topic: the commits and checkpoints in its log, and the states that can be rebuilt from them.
+"""Older versions of a topic. `History` lists the commits and checkpoints in a topic's log, and rebuilds earlier states
+from them.
 
-A state is rebuilt from the latest valid checkpoint at or below its version and the commits after this checkpoint.
-`CommitLog` has the latest state.
+A state is rebuilt from the latest valid checkpoint at or below its version and the commits after this checkpoint. The
+latest state is provided by `CommitLog`.
 
-A commit number can be used twice if the vacuum has deleted the commit:
+A commit number can be used twice if the vacuum has deleted a commit. For example:
 
 1. Writer A stalls before it creates commit 7. Writer B creates commit 7, and more commits follow.
 2. The vacuum deletes commit 7, which a checkpoint covers.
 3. Writer A continues and creates its own commit 7. It contains the CRC of commit 6, so it appears to be valid.
 
-Therefore, a commit is only valid as a link of the chain from a checkpoint: the next commit must record its CRC.
+Therefore, a commit is valid only if it is part of the chain from a checkpoint, which means that the next commit
+contains its CRC.
 """
 
 from __future__ import annotations
@@ -48,14 +50,14 @@ from sparklog.storage.store import ObjectInfo, Store
 
 _LOG = logging.getLogger("sparklog.log")
 _BLOCKS = 16
-"""The number of blocks whose objects are in memory at the same time."""
+"""The maximum number of blocks whose objects are in memory at the same time."""
 _decode_document = partial(decode_commit, check_sections=False)
 _Read = Callable[[Callable[[int], bytes], Iterable[int]], Iterable[bytes]]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class CommitFiles:
-    """The commits in the log, one int64[n] array per field. `modified_ms` is the store's modification time."""
+    """The commits in the log, with one int64[n] array per field. `modified_ms` is the store's modification time."""
 
     version: npt.NDArray[np.int64]
     size: npt.NDArray[np.int64]
@@ -73,7 +75,9 @@ class CommitFiles:
 
 
 def start_after_last_gap(versions: npt.NDArray[np.int64]) -> int:
-    """Return the index of the first version after the last gap. The versions before a gap cannot be continued."""
+    """Return the index of the first version after the last gap. Commits after a gap cannot be applied to the versions
+    before the gap.
+    """
     gaps = np.flatnonzero(np.diff(versions) != 1)
     return int(gaps[-1]) + 1 if len(gaps) else 0
 
@@ -140,11 +144,11 @@ class History:
         return (base for base in reversed(self.checkpoints) if base <= version and self.checkpoint(base) is not None)
 
     def base_of(self, version: int) -> int | None:
-        """Return the version that `at(version)` starts from: a checkpoint, -1 for the empty state, or None if there is
-        none.
+        """Return the version from which `at(version)` rebuilds the state. It is the version of a checkpoint, -1 for the
+        empty state, or None if the state cannot be rebuilt.
         """
         for base in self.checkpoints_below(version):
-            # An older checkpoint does not help, because it also needs the commits after this checkpoint.
+            # Using an older checkpoint does not help, because the commits after this checkpoint would also be needed.
             return base if self.commits.has(base + 1, version) else None
         return -1 if self.commits.has(0, version) else None
 
@@ -174,9 +178,9 @@ class History:
         return Snapshot(self.topic, self.store, state, table)
 
     def version_at(self, time_ms: int) -> int:
-        """Return the latest version at or before a time (ms, by the writers' clocks).
+        """Return the latest version at or before a time. The time is in ms, according to the clocks of the writers.
 
-        Raises `NotFound` if there is none.
+        Raises `NotFound` if there is no such version.
         """
         versions = self.commits.version
         first, last = (int(versions[start_after_last_gap(versions)]), int(versions[-1])) if len(versions) else (0, -1)
@@ -244,7 +248,7 @@ class History:
 
     @contextmanager
     def _reader(self) -> Iterator[_Read]:
-        """Yield a function that reads objects in order. On a remote store, it reads them in parallel."""
+        """Yield a function that reads objects in order. On a remote store, the function reads objects in parallel."""
         if self.store.parallel_reads <= 1:
             yield map
             return
@@ -259,5 +263,5 @@ class History:
 def _commits(listing: Iterator[ObjectInfo]) -> CommitFiles:
     versions = ((entry_number(info.key), info) for info in listing)
     rows = ((version, info.size, info.modified_ms) for version, info in versions if version is not None)
-    # Do not create an intermediate list, because a week has 600,000 rows with one commit per second.
+    # Do not create an intermediate list, because one commit per second results in 600,000 rows per week.
     return CommitFiles(*np.fromiter(rows, np.dtype((np.int64, 3))).T)

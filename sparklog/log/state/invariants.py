@@ -1,9 +1,9 @@
-"""Invariants of every topic at every version. They are checked before a commit is written.
+"""Invariants that every topic satisfies at every version. They are checked before a commit is written.
 
-`check_commit` checks a commit against the topic states before and after it. It is cheap, and runs for every commit.
-`check_state` checks an entire state, including its slices, for tests, the simulation and `verify`. Neither function
-repeats the checks of `decode_commit` and `TopicState.apply`, such as the paths in a commit and its link to the previous
-commit.
+`check_commit` checks a commit against the topic states before and after it. This check is cheap, and runs for every
+commit. `check_state` checks an entire state, including its slices, for tests, the simulation and `verify`. Neither
+function repeats the checks of `decode_commit` and `TopicState.apply`, such as the paths in a commit and its link to the
+previous commit.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def partitions_exist(before: TopicState, commit: Commit, after: TopicState) -> s
 
 
 def log_start_in_range(before: TopicState, commit: Commit, after: TopicState) -> str | None:
-    """The log start is at most the log end, and neither decreases."""
+    """The log start offset is at most the log end offset, and neither offset decreases."""
     if after.deleted or commit.op == CREATE:
         return None
     n = before.partitions
@@ -132,7 +132,9 @@ def kafka_transactions_are_known(before: TopicState, commit: Commit, after: Topi
 
 
 def floor_and_leases_in_range(before: TopicState, commit: Commit, after: TopicState) -> str | None:
-    """The retention floor is a version and never decreases. A new lease is not below it, or is of a leased version."""
+    """The retention floor is an existing version and never decreases. The version of a new lease is not below the
+    floor, unless another lease has the same version.
+    """
     if commit.floor is not None and not before.floor <= commit.floor <= before.version:
         return f"retention floor {commit.floor} must be between {before.floor} and {before.version}"
     for name, lease in commit.holds.items():

@@ -2,10 +2,10 @@
 
 * `KafkaSource`: Kafka's topic id and, for each partition, the last imported batch and the log end. The next import uses
   them to check that it continues the same log, and that the topic has not been written to since the last import.
-* `KafkaOpen`: the transactions that have no marker in Kafka's log. The last stable offset stays below them, as in
-  Kafka, until a commit appends the marker that Kafka would have written (see `sparklog.log.write.kafka_markers`). Like
-  the open slices of a sparklog transaction, a transaction is dropped when the log start passes all its records. A
-  producer has at most one open transaction in a partition.
+* `KafkaOpen`: the transactions that have no marker in Kafka's log. As in Kafka, the last stable offset does not advance
+  past these transactions until a commit appends the marker that Kafka would have written (see
+  `sparklog.log.write.kafka_markers`). Like the open slices of a sparklog transaction, a transaction is dropped when the
+  log start passes all its records. A producer has at most one open transaction in a partition.
 """
 
 from __future__ import annotations
@@ -22,7 +22,9 @@ COMMIT, ABORT = DECISIONS = ("commit", "abort")
 
 @dataclass(frozen=True, slots=True)
 class ImportedEnd:
-    """The end of an imported partition: log end, and last offset, checksum and leader epoch of the last batch."""
+    """The end of an imported partition. It consists of the log end offset, and the last offset, checksum and leader
+    epoch of the last batch.
+    """
 
     end: int
     last: int = -1
@@ -32,19 +34,21 @@ class ImportedEnd:
 
 @dataclass(frozen=True, slots=True)
 class KafkaSource:
-    """The Kafka topic that a topic was imported from: its topic id, and the end of each imported partition."""
+    """The Kafka topic from which a topic was imported: its topic id, and the end of each imported partition."""
 
     topic_id: str
     ends: Mapping[int, ImportedEnd] = field(default_factory=dict)
 
     def after(self, newer: KafkaSource) -> KafkaSource:
-        """Merge two sources. The ends of `newer` take precedence. The id may be unknown in the first import."""
+        """Merge two sources. The ends in `newer` take precedence. The topic id may be unknown in the first import."""
         return KafkaSource(newer.topic_id or self.topic_id, {**self.ends, **newer.ends})
 
 
 @dataclass(frozen=True, slots=True)
 class KafkaOpen:
-    """An open Kafka transaction of a producer in one partition. `decided` is the decision, if it is known."""
+    """A producer's open Kafka transaction in one partition. `decided` is the decision, or None if the decision is
+    unknown.
+    """
 
     partition: int
     producer: int

@@ -1,8 +1,9 @@
-"""Select the slices of many offset ranges in one or many topics. This is the first step of a read plan.
+"""Select the slices of many offset ranges in one or more topics. This is the first step of planning a read.
 
-A numpy call takes some microseconds, whether it processes one row or a thousand. Therefore, topics with few slices are
-not searched one by one. Their slices are joined into one table, in which the upper half of a partition number is the
-topic's index. For a topic with many slices, this table only contains the slices near the ranges.
+A numpy call takes a few microseconds, regardless of whether it processes one row or a thousand rows. Therefore, topics
+with few slices are not searched one by one. Instead, their slices are joined into one table, in which the upper half of
+a partition number is the topic's index. For a topic with many slices, this table only contains the slices near the
+ranges.
 """
 
 from __future__ import annotations
@@ -21,16 +22,18 @@ from sparklog.log.state.topic_state import Offsets
 from sparklog.log.state.view import OffsetRange
 
 FEW_SLICES = 64
-"""If a topic has at most this many slices per range, all its slices are joined, not only those near the ranges."""
+"""If a topic has at most this many slices per range, all of its slices are joined, and not only the slices near the
+ranges.
+"""
 _TOPIC_SHIFT = 32
 _PARTITION_MASK = (1 << _TOPIC_SHIFT) - 1
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RangeSlices:
-    """The slices of offset ranges in these snapshots.
+    """The slices of offset ranges in snapshots.
 
-    The slices of `ranges[i]` are `rows[cuts[i] : cuts[i + 1]]`, in offset order. `cuts`: int64[n + 1].
+    The slices of `ranges[i]` are `rows[cuts[i] : cuts[i + 1]]`, in offset order. `cuts` is int64[n + 1].
     """
 
     snapshots: Mapping[str, Snapshot]
@@ -59,7 +62,7 @@ def select_ranges(snapshots: Mapping[str, Snapshot], ranges: Sequence[OffsetRang
 
 @dataclass(slots=True)
 class _Rows:
-    """Rows to join: parts of tables, and pending commits, each with the index of its topic."""
+    """The rows to join. They consist of parts of tables and of pending commits, each with the index of its topic."""
 
     parts: list[tuple[int, Slices]] = field(default_factory=list)
     commits: list[tuple[int, Commit]] = field(default_factory=list)
@@ -100,7 +103,7 @@ def spans_of(ranges: Iterable[OffsetRange]) -> dict[tuple[str, int], tuple[int, 
 
 
 def _topics(commits: Sequence[tuple[int, Commit]]) -> Offsets:
-    """Return the topic index of each slice in these commits: int64[n]."""
+    """Return the topic index of each slice in these commits, as int64[n]."""
     slices = ([number] * len(file) for number, commit in commits for file in commit.files)
     return np.fromiter(chain.from_iterable(slices), np.int64)
 
@@ -110,7 +113,7 @@ def _numbered(columns: Columns, topics: Offsets | np.int64) -> Columns:
 
 
 def _recoded(part: Slices, paths: Texts, txn_ids: Texts) -> Columns:
-    """Return the columns with the string codes of another table."""
+    """Convert the string codes in the columns to the codes of another table."""
 
     def codes(column: npt.NDArray[np.int32], before: Texts, after: Texts) -> npt.NDArray[np.int32]:
         numbers = {code: after.code(before[code]) if code >= 0 else code for code in set(column.tolist())}

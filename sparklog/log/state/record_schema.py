@@ -1,4 +1,4 @@
-"""The Arrow schema of the records that readers get: the types of `sparklog.log.state.view.COLUMNS`."""
+"""The Arrow schema of the records that readers return, with the types of `sparklog.log.state.view.COLUMNS`."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ RECORD_SCHEMA = pa.schema(
         pa.field("topic", pa.string()),
         pa.field("partition", pa.int32()),
         pa.field("offset", pa.int64()),
-        # Kafka's milliseconds fit without loss. The Spark adapter casts them to microseconds, with saturation.
+        # Kafka's timestamps in milliseconds are stored without loss. The Spark adapter casts them to microseconds, with
+        # saturation.
         pa.field("timestamp", pa.timestamp("ms", tz="UTC")),
         pa.field("timestampType", pa.int32()),
         pa.field("headers", HEADERS_TYPE),

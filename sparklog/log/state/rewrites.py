@@ -1,11 +1,11 @@
-"""Rewrites: edits that replace the slices of an offset range (merging, sealing, compaction), and the commit of a
-rewrite.
+"""Rewrites. Merging, sealing and compaction commit edits, which replace the slices of an offset range.
 
 A rewrite that was planned on an older state is valid if each of its inputs still exists or is entirely below the log
-start. One commit contains all edits of a work item, each with the outputs in its range.
+start. One commit contains all edits of a work item. The outputs of an edit are the slices in the range of the edit.
 
-A merge of ten thousand partitions has one file with ten thousand slices and as many edits, and each attempt to commit
-validates them. Therefore, slices are found by partition and base offset, not by comparing all pairs.
+A merge of ten thousand partitions results in one file with ten thousand slices, and in ten thousand edits, which are
+validated in each attempt to commit the merge. Therefore, slices are found by partition and base offset, not by
+comparing all pairs.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class Input:
 
 @dataclass(frozen=True, slots=True)
 class Rewrite:
-    """An edit of one partition, with its inputs. It is committed atomically."""
+    """An edit of one partition, with its inputs. An edit is committed atomically."""
 
     edit: Edit
     inputs: tuple[Input, ...]
@@ -46,7 +46,9 @@ class Rewrite:
 
 @dataclass(frozen=True, slots=True)
 class RewriteIntent:
-    """Merge, seal or compact: replace the inputs of each edit with the slices of `files` (with `base`) in its range."""
+    """Replace the inputs of each edit with the slices of `files` in the range of the edit. `files` must contain `base`.
+    Merging, sealing and compaction use this intent.
+    """
 
     op: str
     topic_id: str
@@ -83,7 +85,7 @@ class RewriteIntent:
 
 
 class Outputs:
-    """The slices of files (with `base`), indexed by partition and base offset."""
+    """The slices of files, indexed by partition and base offset. The files must contain `base`."""
 
     def __init__(self, files: Sequence[FileSlices]) -> None:
         self._files = files
@@ -94,11 +96,13 @@ class Outputs:
         self._slices = {partition: sorted(rows) for partition, rows in slices.items()}
 
     def of(self, edits: Iterable[Edit]) -> tuple[FileSlices, ...]:
-        """Return the files with only the slices whose base offset is in an edit. Omit files without such slices."""
+        """Return the files with only the slices whose base offset is in an edit. Files that have no such slices are
+        omitted.
+        """
         return tuple(self._part_of(number, sorted(rows)) for number, rows in sorted(self._rows_of(edits).items()))
 
     def outside(self, edits: Iterable[Edit]) -> str | None:
-        """Describe a slice that no edit covers. Return None if the edits cover all slices."""
+        """Return a description of a slice that is not covered by any edit, or None if the edits cover all slices."""
         inside = self._rows_of(edits)
         for number, file in enumerate(self._files):
             rows = set(range(len(file))) - inside.get(number, set())
@@ -108,7 +112,7 @@ class Outputs:
         return None
 
     def _rows_of(self, edits: Iterable[Edit]) -> dict[int, set[int]]:
-        """Return the rows whose base offset is in an edit, by index of their file."""
+        """Return the rows whose base offset is in an edit, by file index."""
         rows: dict[int, set[int]] = {}
         for edit in edits:
             slices = self._slices.get(edit.partition, [])
@@ -118,7 +122,7 @@ class Outputs:
         return rows
 
     def _part_of(self, number: int, rows: Sequence[int]) -> FileSlices:
-        """Return some of a file's slices. If slices are omitted, the result has explicit positions."""
+        """Return a file with only some of its slices. If slices are omitted, the result has explicit positions."""
         file = self._files[number]
         if len(rows) == len(file):
             return file
@@ -144,7 +148,7 @@ def _inputs_to_remove(rewrite: Rewrite, state: TopicState, table: SliceTable) ->
 
 
 def _removals(inputs: Iterable[tuple[Edit, Sequence[Input]]]) -> tuple[RemovedSlices, ...]:
-    """Return one removal per file for all edits, because a merge removes slices of thousands of files."""
+    """Return one removal per file for all edits, because a merge removes slices from thousands of files."""
     by_path: dict[str, list[tuple[int, int, int]]] = {}
     for edit, items in inputs:
         for item in items:
@@ -153,7 +157,9 @@ def _removals(inputs: Iterable[tuple[Edit, Sequence[Input]]]) -> tuple[RemovedSl
 
 
 def _is_committed(outputs: Sequence[FileSlices], table: SliceTable) -> bool:
-    """Return True if the table has these outputs, because an earlier attempt with an unknown result succeeded."""
+    """Return True if the table already contains these outputs. In this case, an earlier attempt whose result was
+    unknown has succeeded.
+    """
     removals = [RemovedSlices(file.path, file.partition, file.base, file.starts) for file in outputs]
     return bool(removals) and bool((table.find(*removals) >= 0).all())
 

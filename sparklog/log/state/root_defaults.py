@@ -1,8 +1,8 @@
-"""The defaults of a root. They apply to topics that do not set a config, and have the names of broker configs.
+"""The defaults of a root. They apply to topics that do not set a config, and have the same names as broker configs.
 
 As in Kafka, defaults are not copied to topics, so a change applies to all topics immediately. Defaults of a pattern
-apply to topics whose entire name matches the pattern. They have the names of topic configs, and take precedence over
-the defaults of the root. `num.partitions` and `auto.create.topics.enable` apply when a topic is created.
+apply to topics whose entire name matches the pattern. They have the same names as topic configs, and take precedence
+over the defaults of the root. `num.partitions` and `auto.create.topics.enable` apply when a topic is created.
 `transactional.id.expiration.ms` does not apply to topics.
 
 Each entry of the journal `_root/defaults/_log` contains all defaults. A root without entries has no defaults.
@@ -64,7 +64,7 @@ class PatternDefaults:
 
 @dataclass(frozen=True, slots=True)
 class ConfigSynonym:
-    """A value of a config, the name of the setting that has this value, and Kafka's name of its source."""
+    """A config value, the name of the setting that contains this value, and the name of its source in Kafka."""
 
     name: str
     value: str
@@ -73,7 +73,7 @@ class ConfigSynonym:
 
 @dataclass(frozen=True, slots=True)
 class DefaultRow:
-    """A default of the root or of a pattern. `default` is the built-in value."""
+    """A default of the root or of a pattern. `default` is the built-in default."""
 
     pattern: str | None
     name: str
@@ -84,7 +84,9 @@ class DefaultRow:
 
 @dataclass(frozen=True, slots=True)
 class RootDefaults(StateEntry):
-    """The defaults of a root. `configs` are by broker config. If several `patterns` match, the last one applies."""
+    """The defaults of a root. `configs` contains values by broker config name. If several `patterns` match a topic, the
+    last pattern applies.
+    """
 
     configs: Mapping[str, str] = field(default_factory=dict)
     patterns: tuple[PatternDefaults, ...] = ()
@@ -116,7 +118,7 @@ class RootDefaults(StateEntry):
         return values or [ConfigSynonym(name, CONFIGS[name].default_text, DEFAULT_CONFIG)]
 
     def rows(self) -> Iterator[DefaultRow]:
-        """Yield each default of the root, set or built-in, followed by the defaults of the patterns."""
+        """Yield each explicit or built-in default of the root, followed by the defaults of the patterns."""
         for name, setting in ROOT_SETTINGS.items():
             source = ROOT_DEFAULT if name in self.configs else DEFAULT_CONFIG
             yield DefaultRow(None, name, self.configs.get(name, setting.default_text), source, setting.default_text)
@@ -125,7 +127,7 @@ class RootDefaults(StateEntry):
                 yield DefaultRow(item.pattern, name, value, ROOT_DEFAULT, PATTERN_SETTINGS[name].default_text)
 
     def partitions(self, topic: str) -> int:
-        """Return the number of partitions of a new topic if it is not specified."""
+        """Return the default number of partitions of a new topic."""
         return int(self._value(topic, NUM_PARTITIONS) or _PARTITIONS.default)
 
     def auto_create(self, topic: str) -> bool | None:
@@ -141,7 +143,7 @@ class RootDefaults(StateEntry):
     def changed(
         self, changes: Mapping[str, object | None], pattern: str | None = None, *, force: bool = False
     ) -> RootDefaults:
-        """Return the defaults after setting or removing (None) some.
+        """Return the defaults after applying changes. If a new value is None, the default is removed.
 
         Raises `BadRequest` if a change is invalid or needs `force`.
         """

@@ -1,18 +1,18 @@
-"""Segments, the unit of Kafka's rules for sealing, retention and compaction.
+"""Segments. As in Kafka, sealing, retention and compaction apply to entire segments.
 
-They are derived from the slice table alone. A sealed slice is a segment. Unsealed slices are divided into segments
-where Kafka would have rolled if each slice had been one append. Three of Kafka's five reasons to roll are applied here:
-size, time, and relative offsets beyond 31 bits. Whether an index is full is only known when it is written, so sealing
-rolls for this reason, and also inside a slice that is larger than a segment.
+Segments are derived from the slice table alone. A sealed slice is a segment. Unsealed slices are divided into segments
+as if each slice had been one append in Kafka. Three of Kafka's five reasons to roll are applied here: size, time, and
+relative offsets beyond 31 bits. Whether an index is full is known only when the index is written. Therefore, sealing
+rolls a segment if the index is full, and also if a slice is larger than a segment.
 
 Kafka measures the age of a segment from the maximum timestamp of its first append. A merged slice consists of many
-appends, which may span days. With Kafka's rule, a segment limited to a week could therefore span almost two weeks. For
-a merged slice, the age is instead measured from its minimum timestamp or, because records may arrive late, from the
-maximum timestamp of the previous slice if that is later.
+appends, which may span days. With Kafka's rule, a segment that is limited to one week could therefore span almost two
+weeks. Instead, the age of a merged slice is measured from its minimum timestamp or, if it is later, from the maximum
+timestamp of the previous slice, because records may arrive late.
 
-A partition always has exactly one active segment, the last one. It consists of the unsealed slices after the last roll
-or, if all slices are sealed, is an empty segment at the log end. All other segments are closed, which means that they
-no longer receive appends.
+A partition always has exactly one active segment, which is the last segment. It consists of the unsealed slices after
+the last roll or, if all slices are sealed, is an empty segment at the log end. All other segments are closed, which
+means that they no longer receive appends.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ from sparklog.log.state.slices import MERGE_TIER_MASK, SliceFlag
 class RollRule:
     """The limits of a segment: size (bytes), time span (ms), and the maximum random reduction of the time span (ms).
 
-    Kafka draws a random reduction for each segment. sparklog derives it from topic id, partition and base offset, so
-    that all jobs roll at the same offsets.
+    Kafka chooses a random reduction for each segment. sparklog derives the reduction from the topic id, partition and
+    base offset, so that all jobs roll segments at the same offsets.
     """
 
     segment_bytes: int
@@ -49,8 +49,8 @@ class RollRule:
     def of(cls, configs: TopicConfigs, topic_id: str) -> RollRule:
         """Return the rule for a topic's effective configs.
 
-        For a compacted topic, `max.compaction.lag.ms` also limits the time span of a segment. Unlike in Kafka, it also
-        limits the jitter, because Kafka rolls at every append if the jitter is larger.
+        For a compacted topic, `max.compaction.lag.ms` also limits the time span of a segment. Unlike in Kafka, this
+        config also limits the jitter, because Kafka rolls a segment at every append if the jitter is larger.
         """
         segment_ms = configs.integer("segment.ms")
         if configs.is_compacted:
@@ -68,7 +68,10 @@ class RollRule:
 
 @dataclass(frozen=True, slots=True)
 class Segment:
-    """One segment of a partition: offsets `[base, end)`, times in ms (-1 if unknown), size in bytes."""
+    """A segment of a partition with offsets `[base, end)`.
+
+    Times are in ms (-1 if unknown), and the size is in bytes.
+    """
 
     partition: int
     base: int
@@ -79,8 +82,8 @@ class Segment:
     size: int
     first_ts: int  # start of its time span, which is about the maximum timestamp of its first append
     max_ts: int
-    sealed: bool  # stored as a Kafka segment file
-    active: bool  # the last segment, which receives appends
+    sealed: bool  # True if the segment is stored as a Kafka segment file
+    active: bool  # True for the last segment, which receives appends
 
     @property
     def span(self) -> slice:
@@ -88,7 +91,9 @@ class Segment:
 
 
 def segments_of(slices: Slices, partition: int, log_end: int, rule: RollRule) -> list[Segment]:
-    """Return a partition's segments in order, the active segment last. Aborted slices count until they are removed."""
+    """Return a partition's segments in order. The active segment is last. Aborted slices are included until they are
+    removed.
+    """
     slices = _without_future_append_times(slices)
     sealed = slices.sealed().tolist()
     base, end, size, max_ts = (getattr(slices, name).tolist() for name in ("base", "end", "size", "max_ts"))
@@ -141,8 +146,8 @@ def segments_of(slices: Slices, partition: int, log_end: int, rule: RollRule) ->
 def _without_future_append_times(slices: Slices) -> Slices:
     """Return one partition's slices. Reduce append times that are far above a later append time to that time.
 
-    Such a time comes from a wrong clock. It must not prevent its segment and all later segments from expiring until
-    then.
+    An append time that is far in the future was set by a wrong clock. It must not prevent its segment and all later
+    segments from expiring.
     """
     logged = (slices.flags & int(SliceFlag.LOG_APPEND_TIME) > 0) & (slices.max_ts > NO_TIMESTAMP)
     following = np.minimum.accumulate(np.where(logged, slices.max_ts, INT64_MAX)[::-1])[::-1]
@@ -166,7 +171,7 @@ def is_roll_due(segment: Segment, rule: RollRule, now_ms: int) -> bool:
     """Return True if an append at this time would roll the segment because of `segment.ms`.
 
     Kafka checks this only when it appends. sparklog also closes the last segment of an idle partition at this time,
-    because it would otherwise never be sealed.
+    because the segment would otherwise never be sealed.
     """
     if not segment.active or segment.rows == 0 or segment.first_ts <= NO_TIMESTAMP:
         return False

@@ -1,9 +1,9 @@
-"""The slices of a topic at a version, in columns. Every read plan starts with this table.
+"""The slice table contains the slices of a topic at a version. Every read plan is based on this table.
 
 The table has one row for each slice that was added by a commit, has not been removed, and is not entirely below the log
 start. Slices are not Python objects. The columns are numpy arrays, in a few parts that are sorted by (partition, base).
-Commits are appended as small parts, and parts of similar size are joined (like carrying in a binary counter), so the
-cost of a commit does not depend on the size of the table.
+Commits are appended as small parts, and parts of similar size are joined, similar to carries in a binary counter.
+Therefore, the cost of a commit does not depend on the size of the table.
 
 `sparklog.format.slice_columns` defines the columns and their types, and docs/reference/format-checkpoints.md describes
 them. In memory, `file` and `txn` are codes of strings; -1 means no transaction.
@@ -25,7 +25,7 @@ from sparklog.log.journal.names import is_sealed, path_read_version
 from sparklog.storage.fork_safety import ForkLock
 
 if TYPE_CHECKING:
-    # Spark read tasks need this module but no commits, so workers should not load the modules of commits.
+    # Spark read tasks need this module but do not read commits, so workers should not load the modules of commits.
     import pyarrow as pa
 
     from sparklog.log.state.commit import Commit, RemovedSlices, Resolved
@@ -42,7 +42,7 @@ Columns = dict[str, npt.NDArray[Any]]
 
 
 class Texts:
-    """Strings by code, starting with the strings of a checkpoint.
+    """Maps codes to strings. The first codes belong to the strings of a checkpoint.
 
     Strings are only added, so tables can share an instance.
     """
@@ -147,7 +147,7 @@ class Slices(ColumnsByName):
         return first, np.maximum(first, _bisect(self.columns["base"], end, low, high, np.less))
 
     def sealed(self) -> npt.NDArray[np.bool_]:
-        """Return which slices are in sealed segments: bool[n]. Only sealed segments have no footer."""
+        """Return bool[n], which is True for each slice in a sealed segment. Only sealed segments have no footer."""
         return np.equal(self.columns["footer_length"], 0)
 
 
@@ -226,7 +226,7 @@ class SliceTable:
     def apply(self, commit: Commit, state: TopicState) -> SliceTable:
         """Return the table after the next commit.
 
-        `state` is the state after it. Raises `Conflict` if an edit's input is missing.
+        `state` is the state after the commit. Raises `Conflict` if an input of an edit is missing.
         """
         if commit.op in ("create", "delete"):
             return SliceTable(commit.version, pending=(commit,) if commit.files else ())
@@ -288,7 +288,7 @@ class SliceTable:
             nearest = np.minimum(span.start + np.searchsorted(all_rows.base[span], base[where]), span.stop - 1)
             same = (all_rows.base[nearest] == base[where]) & (all_rows.position[nearest] == position[where])
             rows[where[same]] = nearest[same]
-        # Compare paths once per pair of item and file, because an item has a single path.
+        # Compare paths only once per item and file, because an item has a single path.
         present = np.flatnonzero(rows >= 0)
         pairs, pair_of = np.unique(item_of[present] << 32 | all_rows.file[rows[present]], return_inverse=True)
         right = [self.texts[0][pair & 0xFFFFFFFF] == items[pair >> 32].path for pair in pairs.tolist()]
@@ -297,7 +297,7 @@ class SliceTable:
 
 
 def _bisect(column: Offsets, values: Offsets, low: Offsets, high: Offsets, before: np.ufunc) -> Offsets:
-    """Return, for each value, the first row in its own sorted range `[low, high)` that is not before the value."""
+    """Return, for each value, the first row in the value's own sorted range `[low, high)` that is not before the value."""
     while (is_open := low < high).any():
         middle = (low + high) // 2
         is_before = is_open & before(column[np.where(is_open, middle, 0)], values)
@@ -426,4 +426,6 @@ class Snapshot:
 
 
 ReadLatest: TypeAlias = Callable[[], Snapshot]
-"""Returns the topic's latest state as readers see it. It is called if a file of a snapshot no longer exists."""
+"""A function that returns the topic's latest snapshot for readers. It is called if a file of a snapshot no longer
+exists.
+"""

@@ -1,13 +1,14 @@
-"""The slices of one file, as writers report them and commits list them, and the content of a batch of appended rows.
+"""The slices of one file in the form that writers report and commits contain, and the content of a batch of appended
+rows.
 
-The slices of a `FileSlices` follow each other without gaps from byte 0, in list order, unless `position` has other
+The slices of a `FileSlices` are contiguous in list order and start at byte 0, unless `position` specifies other
 positions. For example, a rewrite may keep only some slices of a file, or a part of a slice.
 
 The content of a batch distinguishes a replay from other records with the same batch number. A replay has the same
-records, but tasks may write them at other times, in another order and divided differently. Therefore, the content
-consists of the properties that do not change: the number of records, the bytes of keys, values and headers, and the
-distribution of both over partitions. Rows without a key and a partition are counted together, because the task chooses
-their partitions.
+records, but tasks may write these records at other times, in another order and in other files. Therefore, the content
+consists of properties that do not change: the number of records, the total size of keys, values and headers, and the
+distribution of records and bytes across partitions. Rows that have neither a key nor a partition are counted together,
+because the task chooses their partitions.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
     from sparklog.format.append_file import WrittenSlice
 
 ANY_PARTITION = -1
-"""Represents the partition of rows that have neither a key nor a partition."""
+"""The partition number under which rows without a key and a partition are counted."""
 LAYOUT_BYTES = 8
 INLINE_PATH = ""
 """The path of an inline file, whose bytes are in the commit that lists it."""
@@ -34,7 +35,7 @@ INLINE_PATH = ""
 
 @dataclass(frozen=True, slots=True)
 class Content:
-    """The content of a batch: its size, and its `layout`.
+    """The content of a batch, which consists of its size and its `layout`.
 
     The layout is the number of partitions and a digest. Digests are only comparable if the number of partitions is the
     same.
@@ -51,14 +52,18 @@ class Content:
 
 @dataclass(frozen=True, slots=True)
 class RowCounts:
-    """Records and bytes in one file by partition (or `ANY_PARTITION`), and the topic's partition count for the task."""
+    """The number of records and bytes in one file by partition (or `ANY_PARTITION`), and the topic's partition count
+    that the task used.
+    """
 
     partitions: int
     rows: Mapping[int, tuple[int, int]]
 
 
 def content_of(counts: Mapping[str, Sequence[RowCounts | None]]) -> Content | None:
-    """Return the content of files, given the counts of each file by topic. Return None if some counts are unknown."""
+    """Return the content of files. `counts` contains the counts of each file by topic. Return None if some counts are
+    unknown.
+    """
     partitions: set[tuple[str, int]] = set()
     total: dict[tuple[str, int], tuple[int, int]] = {}
     for topic, files in counts.items():
@@ -85,14 +90,16 @@ class SliceFlag(IntFlag):
     NONE = 0
     HAS_NULL_KEYS = 1
     LOG_APPEND_TIME = 2
-    """The batches have the LogAppendTime bit. Their time is the commit time, unless TIMES_IN_BATCHES is set."""
+    """The batches have the LogAppendTime bit. Unless TIMES_IN_BATCHES is set, their timestamp is the commit time."""
     TIMES_IN_BATCHES = 4
-    """Merging or sealing has written the append time into the batches."""
+    """Merging or sealing has written the append times to the batches."""
     KAFKA_PRODUCERS = 8
-    """Imported batches with producer ids, or control batches: transactions and sequences apply."""
+    """The slice contains imported batches with producer ids, or control batches. Transactions and sequence numbers
+    apply.
+    """
     KAFKA_ABORTED = 16
-    """The slice has ABORT markers. The `.txnindex` of a segment, or the footer of an append file, lists the offsets
-    that they abort.
+    """The slice contains ABORT markers. The `.txnindex` of a segment, or the footer of an append file, contains the
+    aborted offsets.
     """
     KEY_FILTER = 32
     """The file has a key filter; see `sparklog.format.key_filter`."""
@@ -102,8 +109,8 @@ _LOG_APPEND_TIME = int(SliceFlag.LOG_APPEND_TIME)
 _TIME_FLAGS = int(SliceFlag.LOG_APPEND_TIME | SliceFlag.TIMES_IN_BATCHES)
 MERGE_TIER_SHIFT = 8
 MERGE_TIER_MASK = 0xF << MERGE_TIER_SHIFT
-"""Bits 8 to 11 of a slice's flags are its tier. Appended slices have tier 0. Merging eight files of tier t yields tier
-t + 1.
+"""Bits 8 to 11 of a slice's flags are its tier. Appended slices have tier 0. If eight files of tier t are merged, the
+result has tier t + 1.
 """
 
 
@@ -145,7 +152,9 @@ class FileSlices:
 
     @classmethod
     def of(cls, path: str, slices: Sequence[WrittenSlice], footer_length: int, data: bytes = b"") -> FileSlices:
-        """Return a file of these slices, with a footer of this length. `data` are the bytes of an inline file."""
+        """Return a file that contains these slices and a footer of this length. `data` contains the bytes of an inline
+        file.
+        """
         columns: dict[str, Any] = dict.fromkeys(WRITTEN, ())
         columns |= zip(WRITTEN, zip(*map(written_values, slices), strict=True), strict=False)
         return cls(path, sum(columns["nbytes"]) + footer_length, footer_length, **columns, data=data)
@@ -159,7 +168,9 @@ class FileSlices:
         return file
 
     def in_log(self, base: int) -> FileSlices:
-        """Return a file of one slice at `base`, whose batches have the log's offsets, times and leader epochs."""
+        """Return a file that contains one slice at `base`. Its batches contain the offsets, timestamps and leader
+        epochs of the log.
+        """
         return replace(self, base=(base,), shift=(0,), append_time=(-1,), leader_epoch=(-1,))
 
     @property
@@ -174,4 +185,5 @@ class FileSlices:
 
 
 _values = attrgetter(*(item.name for item in fields(FileSlices)))
-"""Reads all fields in one call. `dataclasses.replace` and `copy` make thirty calls per append."""
+"""A function that reads all fields in one call. `dataclasses.replace` and `copy` would require thirty calls per append.
+"""
