@@ -21,6 +21,6 @@ def reached(situation: str) -> None:
 
 
 def count_reached(counts: Counter[str] | None) -> None:
-    """Count into `counts` from now on. None disables counting."""
+    """Use `counts` to count situations from now on. None disables counting."""
     global _counts
     _counts = counts

@@ -195,7 +195,7 @@ class Setting:
         return to_string(self.default)
 
     def parse(self, value: object) -> Any:
-        """Return the value of a string, or of another value's string form.
+        """Parse a string, or the string form of another value.
 
         Raises `BadRequest` if the string is not valid.
         """

@@ -10,7 +10,8 @@ _subjects: set[tuple[Hashable, ...]] = set()
 def is_first_warning(*subject: Hashable) -> bool:
     """Return whether this process has not yet logged a warning about a subject, and record that it has.
 
-    The first value of a subject names the kind of warning; the others what it is about, such as a topic.
+    The first value of a subject is the kind of warning. The other values identify the object of the warning, such as a
+    topic.
     """
     if subject in _subjects:
         return False
@@ -19,5 +20,5 @@ def is_first_warning(*subject: Hashable) -> bool:
 
 
 def forget_warnings() -> None:
-    """Log each warning again. Tests call this function, so that none depends on the tests before it."""
+    """Forget all logged warnings. Tests call this function, so that a test does not depend on earlier tests."""
     _subjects.clear()

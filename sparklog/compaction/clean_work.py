@@ -31,7 +31,9 @@ from sparklog.storage.store import Store
 
 @dataclass(frozen=True, slots=True)
 class Cleaned:
-    """A finished pass. `end_offset` is the new cleaner checkpoint, and `utilization` is the share of used map slots."""
+    """A completed cleaning pass. `end_offset` is the new cleaner checkpoint, and `utilization` is the share of used map
+    slots.
+    """
 
     plan: Cleanable
     end_offset: int

@@ -456,7 +456,7 @@ class Cleaner:
                 min_ts=int(min_timestamps.min()) if len(min_timestamps) else NO_TIMESTAMP,
                 flags=int(flags),
                 # This value is used only if no batch has a timestamp. The largest timestamp of the slice is then the
-                # time of its file.
+                # modification time of its file.
                 modified_ms=segment.max_ts,
                 keys=None if kept.keys is None else kept.keys.select(first, first + batch_count),
             )

@@ -88,16 +88,16 @@ class _MergeableFiles:
     path: tuple[str, ...]
     of_row: Int64s
     free: Bools
-    """Whether the file may be merged: none of its slices is sealed, open or above the last stable offset, and the file
-    is not large.
+    """True for each file that may be merged. No slice of the file is sealed, open or above the last stable offset, and
+    the file is not large.
     """
     tier: Int64s
     generation: Int64s
     """The version that the writer of the file had read, because one maintenance run writes one generation."""
     dead: Bools
-    """Whether some bytes of the file no longer belong to a slice. Always False for commits."""
+    """True for each file in which some bytes no longer belong to a slice. Always False for commits."""
     commits: Bools
-    """Whether the file is a commit with inline records."""
+    """True for each file that is a commit with inline records."""
 
 
 def _files(slices: Slices, state: TopicState, large_bytes: int) -> _MergeableFiles:

@@ -47,7 +47,9 @@ NONE = -1
 
 @dataclass(slots=True)
 class ReplayedProducer:
-    """A producer after its last batch. -1 means none. Fields that are not compared are used for Kafka's snapshots."""
+    """The state of a producer after its last batch. A field is -1 if it has no value. Fields that are not compared are
+    used for Kafka's snapshots.
+    """
 
     epoch: int = NONE  # epoch of the last batch or marker
     last_data_offset: int = NONE  # last offset of the last data batch

@@ -1,9 +1,9 @@
-"""Plans the sealing of a topic: which segments are closed, packed into work items.
+"""Plan the sealing of a topic. The closed segments are packed into work items.
 
-A segment is sealed when Kafka would have closed it: by the roll rule over the slice table
-(`sparklog.log.state.segments`), by time in an idle partition, or immediately if the user requests it. A segment is only
-sealed if all of it is below the last stable offset. Each segment is one edit, so if another run rewrites an input of
-one segment first, the other segments are not affected.
+A segment is sealed when Kafka would have closed it. This is the case if the roll rule applies to the slice table
+(`sparklog.log.state.segments`), or if the roll time of an idle partition has passed. A user can also request that
+active segments are sealed immediately. A segment is sealed only if all of its offsets are below the last stable offset.
+Each segment is one edit, so if another run rewrites an input of one segment first, the other segments are not affected.
 """
 
 from __future__ import annotations

@@ -46,7 +46,9 @@ MAX_EQUAL_RUNS = 8
 """Maximum number of recorded runs of a job over the same topics."""
 MAX_RUNS = 64
 ROW_RETENTION_MS = 90 * 86_400_000
-"""Retention of a row whose topic no run has processed since, unless the topic is known to be deleted."""
+"""The time for which a row is retained if no later run has processed its topic, unless the topic is known to be
+deleted.
+"""
 MAX_FAILURE_LENGTH = 300
 R = TypeVar("R", bound=RunReport)
 
@@ -74,13 +76,15 @@ class JobRun:
 
 @dataclass(frozen=True, slots=True)
 class TopicRun:
-    """The last run of a job on a topic. Remaining work is None if there is none, or if the job does not measure it."""
+    """The last run of a job on a topic. An attribute of the remaining work is None if no work remains, or if the job
+    does not measure this work.
+    """
 
     job: str
     topic: str
     start_ms: int
     took_ms: int
-    succeeded_ms: int  # start of the last run that succeeded; -1 if none
+    succeeded_ms: int  # start of the last successful run, or -1 if no run has succeeded
     failure: str = ""
     amounts: RunStatistics | None = None
     dirty_permille: int | None = None  # dirty ratio in thousandths
@@ -140,8 +144,8 @@ def _row(run: JobRun, report: RunReport, earlier_ms: int) -> TopicRun:
 
 
 def _latest(runs: Sequence[JobRun]) -> tuple[JobRun, ...]:
-    """Return the runs to keep: the last `MAX_RUNS` runs, and at most `MAX_EQUAL_RUNS` runs of a job over the same
-    topics.
+    """Return the last `MAX_RUNS` runs, but at most `MAX_EQUAL_RUNS` runs of a job over the same topics. Other runs are
+    not kept.
     """
     latest: list[JobRun] = []
     equal_runs: Counter[tuple[str, tuple[str, ...]]] = Counter()

@@ -21,7 +21,7 @@ from sparklog.maintenance.leases import LEASES
 JOURNALS: tuple[EntryKind[Any], ...] = (DECISIONS, GROUPS, LEASES, JOB_HISTORY, DEFAULTS)
 """Kinds in the order in which `verify` reads them. Decisions reference group entries that were written earlier."""
 JOURNAL_IN = {kind.folder: kind for kind in JOURNALS}
-"""The kinds by directory."""
+"""The kinds of journals by directory."""
 
 
 def collect_journals(root: Root, kind: EntryKind[Any], *, keep_ms: int, now_ms: int, dry_run: bool) -> Collected:

@@ -48,8 +48,8 @@ class JobState:
 
     @property
     def state(self) -> str:
-        """The state as a word for tables: overdue, failed, never (no run is recorded), new (no run has processed the
-        topic) or ok.
+        """The state for tables: overdue, failed, never (no run is recorded), new (no run has processed the topic) or
+        ok.
         """
         if self.overdue_ms:
             return "overdue"
@@ -180,7 +180,7 @@ def _interval_ms(runs: Iterable[JobRun]) -> int | None:
 def _last_result(row: TopicRun | None, run: JobRun | None) -> tuple[str, float | None]:
     """Return the failure and the duration in seconds of the last run.
 
-    If the run ended before it wrote a row for the topic, return those of the run itself.
+    If the run ended before it wrote a row for the topic, return the failure and duration of the entire run.
     """
     if run is not None and run.failure and (row is None or run.start_ms > row.start_ms):
         return run.failure, run.took_ms / 1000

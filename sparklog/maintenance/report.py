@@ -113,7 +113,7 @@ class Planned:
     """Planned work on a partition with the reason, for `--dry-run`. `nbytes` is 0 if no work is planned.
 
     Attributes:
-        is_due: False if a run does not do the work, for the reason in `why`.
+        is_due: False if a run skips the work. In this case, `why` contains the reason.
     """
 
     topic: str

@@ -16,9 +16,9 @@ from sparklog.storage.store import ObjectWriter, Store
 from sparklog.storage.wrapper_store import WrapperStore, WrapperWriter
 
 UNLIMITED = sys.float_info.max
-"""Kafka's default."""
+"""The rate limit that means unlimited, which is Kafka's default."""
 MIN_PAUSE_MS = 50
-"""Shorter pauses are accumulated until they reach this length."""
+"""The minimum length of a pause. Shorter pauses are accumulated until they reach this length."""
 
 
 class Throttle:

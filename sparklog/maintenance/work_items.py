@@ -43,7 +43,7 @@ Progress = Callable[[int, int], None]
 
 
 def silent(records: int, nbytes: int) -> None:
-    """Ignore the progress."""
+    """Do nothing. This is a `Progress` that prints nothing."""
 
 
 @dataclass(frozen=True)

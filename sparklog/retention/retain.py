@@ -145,7 +145,10 @@ class ExpiredSegments:
 
 @dataclass(frozen=True, slots=True)
 class PartitionExpiry:
-    """The expiry of a partition: its size before, and the segments that expired by each rule."""
+    """The expiry of a partition.
+
+    It contains the partition's previous size, and the segments that expired by each rule.
+    """
 
     partition: int
     log_start_before: int

@@ -19,7 +19,7 @@ _HTTP = re.compile(r"HttpError \{\s*kind: ([A-Za-z]+)")
 # The second form is used for a key in the response to a bulk delete, whose status is 200.
 _CODE = re.compile(r"<Code>([A-Za-z]{1,60})</Code>|\(code: ([A-Za-z]{1,60})\)")
 TRUNCATED_RESPONSE = "Interrupted"
-"""Result of `network_failure` if the connection was closed in the middle of a response body."""
+"""The result of `network_failure` if the connection was closed in the middle of a response body."""
 _CERTIFICATE = re.compile(r"InvalidCertificate\(\s*([A-Za-z]+)")
 _BUSY_CODES = ("SlowDown", "ServiceUnavailable", "InternalError", "RequestTimeout", "ServerBusy", "OperationTimedOut")
 """Error codes of a busy server that are returned with other statuses.
@@ -101,7 +101,9 @@ def status_of(error: BaseException) -> int | None:
 
 
 def network_failure(error: BaseException) -> str:
-    """Return why there was no response (`Timeout`, `Connect`, `Request`, ...); an empty string if there was one."""
+    """Return the reason why there was no response (`Timeout`, `Connect`, `Request`, ...), or an empty string if there
+    was a response.
+    """
     match = _HTTP.search(str(error))
     return match[1] if match else ""
 
@@ -125,7 +127,7 @@ def cloud_error(error: BaseException, action: str, key: str, url: StoreUrl) -> S
     """Return the error to raise if a request to `action` (read, list, create, delete, open) an object failed.
 
     The error is `NotFound` if the object does not exist, and `BadRequest` for a wrong setting or an unsuitable server.
-    Other errors are `Unavailable`; the effect of a create is then unknown.
+    All other errors are `Unavailable`. In this case, it is unknown whether a create had an effect.
     """
     if isinstance(error, SparklogError):
         return error

@@ -99,7 +99,9 @@ SETTINGS = (
     Setting("use_emulator", _FLAG, None,
             "Whether to use Azurite on this host.", used_by=(AZURE,)),
 )  # fmt: skip
-"""`used_by`: the schemes that support the setting. `aliases`: Hadoop's names."""
+"""The settings of object stores. `used_by` contains the schemes that support the setting, and `aliases` contains
+Hadoop's names.
+"""
 NEGATED_SETTINGS = {
     "fs.s3a.path.style.access": "virtual_hosted_style_request",
     "fs.s3a.connection.ssl.enabled": "allow_http",
@@ -151,7 +153,8 @@ def client_config(scheme: str, settings: Mapping[str, str]) -> dict[str, Any]:
 
 
 def profile_keys(scheme: str, settings: Mapping[str, str], environ: Mapping[str, str]) -> dict[str, Any]:
-    """Return the keys of a profile in `~/.aws/credentials` as obstore's `S3Credential`; empty if there is no profile.
+    """Return the keys of a profile in `~/.aws/credentials` as obstore's `S3Credential`. The result is empty if there is
+    no profile.
 
     A profile in the URL has priority over keys in the environment, which have priority over `AWS_PROFILE`.
     """
@@ -172,7 +175,9 @@ def checksum_headers(scheme: str, settings: Mapping[str, str], environ: Mapping[
 
 
 def root_certificates(scheme: str, environ: Mapping[str, str]) -> dict[str, bytes]:
-    """Return the client option for the authorities in `AWS_CA_BUNDLE`, to trust in addition to the system's."""
+    """Return the client option for the certificate authorities in `AWS_CA_BUNDLE`. They are trusted in addition to the
+    system's authorities.
+    """
     path = environ.get("AWS_CA_BUNDLE") if scheme == S3 else None
     if not path:
         return {}
@@ -194,7 +199,7 @@ _ENDPOINTS = {
 
 
 def endpoint_of_environment(scheme: str, environ: Mapping[str, str]) -> str:
-    """Return the endpoint in the environment; an empty string if there is none."""
+    """Return the endpoint in the environment, or an empty string if no endpoint is set."""
     return next((environ[name] for name in _ENDPOINTS.get(scheme, ()) if environ.get(name)), "")
 
 
@@ -205,7 +210,9 @@ def plain_http(scheme: str, settings: Mapping[str, str], environ: Mapping[str, s
 
 
 def _keys_of(profile: str | None, environ: Mapping[str, str]) -> dict[str, Any]:
-    """Return the keys of a profile; empty if `profile` is None and the file has no `default` profile with keys."""
+    """Return the keys of a profile. The result is empty if `profile` is None and the file has no `default` profile with
+    keys.
+    """
     import configparser
 
     path = os.path.expanduser(environ.get("AWS_SHARED_CREDENTIALS_FILE") or "~/.aws/credentials")

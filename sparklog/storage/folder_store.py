@@ -23,7 +23,9 @@ def temporary_name() -> str:
 
 @dataclass(slots=True)
 class FolderItem:
-    """A name in a directory. `stat(key)` returns the size and time of the file, or None if it does not exist."""
+    """A name in a directory. `stat(key)` returns the size and modification time of the file, or None if the file does
+    not exist.
+    """
 
     name: str
     is_folder: bool

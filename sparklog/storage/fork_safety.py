@@ -105,7 +105,7 @@ if hasattr(os, "register_at_fork"):
 class RecentlyUsed(Generic[K, V]):
     """A cache of recently used values, which threads may share.
 
-    Its maximum size is `max_bytes`. Each value counts `nbytes` and `VALUE_BYTES`.
+    The maximum total size of the values is `max_bytes`. The size of a value is `nbytes(value)` plus `VALUE_BYTES`.
     """
 
     def __init__(self, nbytes: Callable[[V], int], max_bytes: int = CACHE_BYTES) -> None:
@@ -134,7 +134,9 @@ class RecentlyUsed(Generic[K, V]):
 
 
 class ForkGuard:
-    """Rejects the use of a library in a child of a process that has used it, because its threads are missing there."""
+    """Rejects the use of a library in a child process if the parent process has used the library, because the library's
+    threads do not exist in the child.
+    """
 
     def __init__(self, library: str) -> None:
         self._library = library

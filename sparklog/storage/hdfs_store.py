@@ -188,7 +188,7 @@ class HdfsStore(FolderStore):
             return None
 
     def _exists(self, key: str, status: Any) -> bool:
-        """Return False, because the object to create exists. Raises `BadRequest` if it is a directory."""
+        """Return False, because the object to create already exists. Raises `BadRequest` if the path is a directory."""
         if status.isdir:
             raise BadRequest(f"cannot create {key} in {self.location}: a directory has this name; move it away")
         return False
@@ -252,7 +252,9 @@ class HdfsStore(FolderStore):
         )
 
     def _unlink(self, path: str, key: str, policy: RetryPolicy | None = None) -> bool:
-        """Delete a file. Return True if this call deleted it, and False for a directory that is not empty."""
+        """Delete a file or an empty directory. Return True if this call deleted it, and False if it is a directory that
+        is not empty.
+        """
         try:
             return bool((policy or self.retry_policy).call(lambda: self._client.delete(path, recursive=False), is_busy))
         except SparklogError:

@@ -171,7 +171,8 @@ class LocalStore(FolderStore):
         self._sync_name(path, key)
 
     def _copy_owner(self, fd: int, path: str, key: str) -> None:
-        """Copy mode and owner of the replaced file to a new file; if there is none, copy the directory's owner.
+        """Copy the mode and owner of the replaced file to the new file. If there is no replaced file, copy the
+        directory's owner.
 
         Missing permissions are ignored.
         """
@@ -236,7 +237,9 @@ class LocalStore(FolderStore):
             self._fail(error, "read the clock of", "")
 
     def names(self) -> Sequence[str]:
-        """Return all names in the directory, including names that are not keys; empty if it does not exist."""
+        """Return all names in the directory, including names that are not keys. The result is empty if the directory
+        does not exist.
+        """
         try:
             return sorted(os.listdir(self._path))
         except FileNotFoundError:
@@ -250,7 +253,9 @@ class LocalStore(FolderStore):
         return (item.name for item in items if not (item.is_file or item.name.startswith(_NFS_PREFIX)))
 
     def self_check(self) -> None:
-        """Check link counts and the fsync of directories. Raises `BadRequest` with the mount. Leaves no files."""
+        """Check link counts and the fsync of directories. The error `BadRequest` contains the mount. All created files
+        are deleted.
+        """
         missing = [self._path]
         while not os.path.isdir(missing[-1]):
             missing.append(os.path.dirname(missing[-1]))
@@ -378,7 +383,7 @@ class LocalStore(FolderStore):
     def _sync_folder(self, folder: str, *, must: bool = True) -> int:
         """Sync a directory, and return its inode.
 
-        `must=False` is for the root's parent, which may belong to another user.
+        If `must` is False, errors are ignored. It is False for the root's parent, which may belong to another user.
         """
         try:
             fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)

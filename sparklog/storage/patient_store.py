@@ -14,7 +14,7 @@ T = TypeVar("T")
 
 
 def patient(store: Store, clock: Timer | None) -> Store:
-    """Return a `PatientStore` if the store may hide names and a clock is given; otherwise return the store."""
+    """Return a `PatientStore` if the store may hide names and a clock is given. Otherwise, return the store."""
     return store if clock is None or not store.hides_names else PatientStore(store, clock)
 
 

@@ -26,7 +26,7 @@ from sparklog.storage.store import PROBE_FOLDER, Store
 THREADS = 8
 LARGE_BYTES = 1 << 20
 LARGE_ROUNDS = 2
-"""Number of races with large bodies, which are the last ones."""
+"""The number of races with large bodies. These are the last races of a probe."""
 
 Clock = Callable[[], int]
 
@@ -39,7 +39,8 @@ def wall_clock_ms() -> int:
 class ProbeReport:
     """The result of a probe.
 
-    `clock_ahead_ms` is this host's clock minus the store's clock, `probed_ms` the store's time.
+    `clock_ahead_ms` is the difference between this host's clock and the store's clock, and `probed_ms` is the store's
+    time.
     """
 
     location: str

@@ -57,7 +57,7 @@ def _send(verb: str, method: Callable[..., Any], *args: Any, **options: Any) -> 
 
 
 def _list(verb: str, method: Callable[..., Iterator[T]], prefix: str, *args: Any, **options: Any) -> Iterator[T]:
-    """Yield the names. The measured time excludes the time of the consumer."""
+    """Yield the listed objects. The measured time does not include the time that the consumer needs."""
     names, seconds, count = method(prefix, *args, **options), 0.0, 0
     try:
         while True:

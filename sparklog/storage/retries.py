@@ -23,7 +23,9 @@ FIRST_PAUSE_S = 0.1
 LONGEST_PAUSE_S = 5.0
 SETTLE_MS = 90_000
 """Maximum time for retries after failures and for hidden objects. Caches of network file systems last a minute."""
-_MAX_ATTEMPTS = 200  # more attempts than these times allow; ends the retries if the clock of a test does not advance
+# an upper bound that is never reached within these times, so that retries end even if the clock of a test does not
+# advance
+_MAX_ATTEMPTS = 200
 
 
 class Timer(Protocol):
@@ -42,7 +44,8 @@ class Timer(Protocol):
 class Pauses:
     """Pauses in seconds.
 
-    The maximum doubles from `first` up to `longest`; a random share of it, from `low` to `high`, is used.
+    The maximum pause doubles from `first` up to `longest`. The length of a pause is a random fraction of the maximum,
+    between `low` and `high`.
 
     Randomness spreads the retries of clients that were rejected together. If `ends_in_time` is True, a pause that would
     exceed the time limit of a wait does not start.
@@ -91,7 +94,8 @@ class Backoff:
     def wait(self) -> bool:
         """Wait for one pause and return True.
 
-        If the time limit has passed or, with `ends_in_time`, would pass during the pause, return False immediately.
+        Return False immediately if the time limit has passed. If `ends_in_time` is true, also return False if the limit
+        would pass during the pause.
         """
         if self.is_over():
             return False

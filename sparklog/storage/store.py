@@ -103,7 +103,9 @@ def check_range(key: str, start: int, length: int | None) -> None:
 
 
 def check_document(key: str, size: int) -> None:
-    """Raise `Corrupt` if a JSON object is larger than sparklog's objects, before it fills the memory."""
+    """Raise `Corrupt` if a JSON object is larger than `MAX_DOCUMENT`. The check prevents the object from filling the
+    memory.
+    """
     if size > MAX_DOCUMENT and key.endswith(".json"):
         raise Corrupt(f"expected JSON of at most {MAX_DOCUMENT} bytes, found {size} bytes; restore it", file=key)
 
@@ -219,14 +221,14 @@ class Store(ABC):
 
     @abstractmethod
     def now_ms(self) -> int:
-        """Return the time of the store's clock in ms since the epoch. This may take a request.
+        """Return the time of the store's clock in ms since the epoch. A request may be sent.
 
         The difference between this time and the `modified_ms` of an object must not exceed the age of the object.
         Therefore, if times are coarse, the clock is slow rather than fast, so that nothing expires early.
         """
 
     def limits_to_pickle(self) -> dict[str, Any] | None:
-        """Return the state to pickle in addition to the location: the limits, if they are not the defaults."""
+        """Return the limits to pickle in addition to the location, or None if the limits are the defaults."""
         return None if self.limits == DEFAULTS else {"limits": self.limits}
 
     # Capabilities, whose defaults stores may override.
@@ -252,20 +254,22 @@ class Store(ABC):
 
     @property
     def probe_rounds(self) -> int:
-        """Return the number of races of a probe: 1 if the operating system decides races. Then each process probes."""
+        """Return the number of races of a probe. The number is 1 if the operating system decides races. In this case,
+        each process runs a probe.
+        """
         return 12
 
     @property
     def server(self) -> str:
         """Return the endpoint of requests if `location` does not contain it.
 
-        Probe results are valid for one pair of both.
+        A probe result is valid for one combination of location and server.
         """
         return ""
 
     @property
     def clock_step_ms(self) -> int:
-        """Return the resolution of the store's times in ms: 1, or 1000 for whole seconds."""
+        """Return the resolution of the store's times in ms, for example 1000 if times are rounded to seconds."""
         return 1
 
     @property
@@ -297,11 +301,15 @@ class Store(ABC):
         return
 
     def temporary_files(self, folder: str, *, deep: bool = True) -> Iterator[ObjectInfo]:
-        """Yield the temporary files below a directory (`deep=False`: in it), for `delete_temporary`, in any order."""
+        """Yield the temporary files below a directory in any order. If `deep` is False, yield only the files that are
+        directly in the directory. `delete_temporary` accepts the results.
+        """
         return iter(())
 
     def obstacles(self, folder: str) -> Iterator[str]:
-        """Yield the names in a directory that are not objects but prevent their creation: directories and FIFOs."""
+        """Yield the names in a directory that are not objects but prevent objects from being created, such as
+        directories and FIFOs.
+        """
         return iter(())
 
     def delete_temporary(self, key: str) -> None:

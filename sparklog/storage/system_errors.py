@@ -28,8 +28,8 @@ _ADVICE = {
 def store_error(error: OSError, action: str, key: str, location: str) -> SparklogError:
     """Return the error to raise if the system failed to `action` the object `key` below `location`.
 
-    The error is `NotFound` if an object to read does not exist. Most other errors are `Unavailable`; a write may have
-    taken effect.
+    The error is `NotFound` if an object to read does not exist. Most other errors are `Unavailable`. In this case, a
+    write may have taken effect.
     """
     if isinstance(error, SparklogError):
         return error
@@ -61,7 +61,7 @@ def mount_of(path: str) -> str:
 
 
 def mount_and_type(path: str) -> tuple[str, str]:
-    """Return the mount point of a path, and its file system type; an empty string if the type is unknown."""
+    """Return the mount point of a path and the file system type. The type is an empty string if it is unknown."""
     point = os.path.realpath(path)
     while not os.path.ismount(point) and os.path.dirname(point) != point:
         point = os.path.dirname(point)

@@ -1,4 +1,4 @@
-"""Upload data objects to a bucket: one PUT if the object is small, otherwise parts that a thread uploads.
+"""Upload data objects to a bucket. A small object is uploaded with one PUT. A thread uploads a larger object in parts.
 
 A commit will reference the object, so `close` returns only once the object exists completely:
 
@@ -26,7 +26,7 @@ _WAITING_PARTS = 2
 
 
 class Bucket(Protocol):
-    """The requests of an upload."""
+    """The requests that an upload sends to a bucket."""
 
     @property
     def location(self) -> str: ...
@@ -145,7 +145,7 @@ class _Sender:
         return False
 
     def end(self, last: _Discarded | None) -> None:
-        """Complete (None) or abort the upload, and wait for the thread to end."""
+        """Complete the upload if the argument is None, or abort it otherwise, and wait for the thread to end."""
         self.offer(last)
         self._thread.join()
 

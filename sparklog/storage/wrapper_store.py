@@ -40,7 +40,9 @@ class WrapperStore(Store):
         self.inner = inner
 
     def request(self, verb: str, key: str, send: Callable[[], T]) -> T:
-        """Return the result of `send`. `verb` is the name of the method, and `key` its key or prefix."""
+        """Return the result of `send`. `verb` is the name of the store method, and `key` is the key or prefix of the
+        request.
+        """
         return send()
 
     @property
@@ -76,7 +78,9 @@ class WrapperStore(Store):
         self.request("delete", key, lambda: self.inner.delete(key))
 
     def delete_many(self, keys: Iterable[str]) -> None:
-        """Delete objects, with one request per 1,000 keys if `inner` supports bulk deletes, otherwise one per key."""
+        """Delete objects. If `inner` supports bulk deletes, one request is sent per 1,000 keys. Otherwise, one request
+        is sent per key.
+        """
         if not _deletes_in_bulk(self.inner):
             super().delete_many(keys)
             return

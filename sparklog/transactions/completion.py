@@ -116,7 +116,7 @@ def visible_snapshot(topic: Topic) -> Snapshot:
 
 
 def recorded_everywhere(root: Root, state: Decisions, *, refresh: bool | None = None) -> set[int]:
-    """Return the COMMITs that all of their participants have recorded.
+    """Return the COMMITs that have been recorded by all of their participants.
 
     If `refresh` is True, the latest states of the participants are read. If `refresh` is None, these states are read
     only if there are many COMMITs.
@@ -152,7 +152,7 @@ def _topic_recorded(root: Root, transactional_id: str, n: int, prepare: Prepared
 
 
 def _is_true_of(log: Journal[S, Any, Any], condition: Callable[[S], bool], refresh: bool) -> bool:
-    """Return True if the condition holds for the cached state or, with `refresh`, for the latest state.
+    """Return True if the condition holds for the cached state or, if `refresh` is true, for the latest state.
 
     Make the state durable.
     """
@@ -176,7 +176,7 @@ def prune_recorded(root: Root, log: DecisionLog) -> int:
 
 @dataclass
 class CollectedDecisions(Collected):
-    """The result of a collection: the numbers of ids, pruned COMMITs and expired ids."""
+    """The result of a collection. It contains the number of ids, pruned COMMITs and expired ids."""
 
     ids: int = 0
     forgotten: int = 0
@@ -224,7 +224,8 @@ def _is_over(root: Root, log: DecisionLog) -> bool:
 
 
 Recorded = Callable[[Decisions], Collection[int]]
-"""Returns the numbers of the COMMITs in a state that all of their participants have recorded."""
+"""A function that returns the numbers of the COMMITs in a state that have been recorded by all of their participants.
+"""
 
 
 @dataclass

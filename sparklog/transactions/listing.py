@@ -117,8 +117,8 @@ class TransactionDescription:
 
 @dataclass(frozen=True, slots=True)
 class Aborted:
-    """The ended transactions: transaction `n` of the root with its topics (None if there was no such transaction), and
-    Kafka transactions.
+    """The transactions that were ended: transaction `n` of the root with its topics, and Kafka transactions. `n` is
+    None if no transaction of the root was ended.
 
     If Kafka had decided to commit a Kafka transaction, it is committed.
     """

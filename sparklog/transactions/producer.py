@@ -63,7 +63,7 @@ if TYPE_CHECKING:
 
 _LOG = logging.getLogger("sparklog.transactions")
 RECHECK_MS = 1_000
-"""A transaction that is older than this checks for a newer instance before it prepares, with one request."""
+"""The age in ms from which a transaction checks, with one request, for a newer instance before it prepares."""
 GROUP = instance("a consumer, another member, or the name of a group", str, GroupMetadata, Membership)
 OPEN, PREPARED, COMMITTED, ABORTED, UNKNOWN = "open", "prepared", "committed", "aborted", "unknown"
 
@@ -76,7 +76,8 @@ def transactional(
     timeout_ms: int = DEFAULT_TRANSACTION_TIMEOUT_MS,
     instance: str | None = None,
 ) -> TransactionalProducer:
-    """Return a transactional producer: all rows of a transaction become visible in all of its topics, or none does.
+    """Return a transactional producer. Either all rows of a transaction become visible in all of its topics, or no row
+    becomes visible.
 
     Args:
         root: An open root, or its location.
@@ -136,7 +137,9 @@ class TransactionalProducer:
         self.timeout_ms = whole_ms
         self.instance = root.env.new_id() if instance is None else check_id(instance, "instance")
         self.epoch = epoch
-        """The epoch of this instance; None until it begins a transaction. Instances with lower epochs are fenced."""
+        """The epoch of this instance, or None if the instance has not begun a transaction. Instances with lower epochs
+        are fenced.
+        """
         self.log: DecisionLog = root.engine.decisions.log(self.id)
         self._open: Transaction | None = None
 

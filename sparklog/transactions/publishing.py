@@ -173,5 +173,5 @@ def in_topics(root: Root, key: WriterKey, count: int, names: Iterable[str] | Non
 
 
 def _of_any_layout(key: WriterKey) -> WriterKey:
-    """Return the key without the layout of its content, which depends on the topics of the rows."""
+    """Return the key without the content layout, because the layout depends on the topics of the rows."""
     return key if key.content is None else replace(key, content=replace(key.content, layout=""))

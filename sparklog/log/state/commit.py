@@ -422,7 +422,7 @@ def features_of(changes: Changes, op: str) -> tuple[str, ...]:
 
 
 def embed_commits(commit: Commit, embedded: EmbeddedCommits) -> None:
-    """Add copies of earlier documents, and the feature `carriedCommits`, to a commit that has not been published yet."""
+    """Add copies of earlier documents, and the feature `carriedCommits`, to an unpublished commit."""
     commit.embedded = embedded
     commit.read_features = tuple(sorted({*commit.read_features, CARRIED_COMMITS}))
     commit.write_features = tuple(sorted({*commit.write_features, CARRIED_COMMITS}))

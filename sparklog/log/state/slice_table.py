@@ -297,7 +297,7 @@ class SliceTable:
 
 
 def _bisect(column: Offsets, values: Offsets, low: Offsets, high: Offsets, before: np.ufunc) -> Offsets:
-    """Return, for each value, the first row in the value's own sorted range `[low, high)` that is not before the value."""
+    """Return, for each value, the first row in its sorted range `[low, high)` that is not before the value."""
     while (is_open := low < high).any():
         middle = (low + high) // 2
         is_before = is_open & before(column[np.where(is_open, middle, 0)], values)

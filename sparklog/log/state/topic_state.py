@@ -75,10 +75,10 @@ class TopicState:
 
     Arrays have one value per partition, and are read-only.
 
-    * `crc` and the times: those of the latest commit
+    * `crc` and the times: the values of the latest commit
     * `previous_partition_counts`: earlier partition counts of the topic, ascending
-    * `siblings`: the other topics of committed transactions, each with the version of its part; a reader of both topics
-      must not see an older version
+    * `siblings`: the other topics of committed transactions, each with the version of its prepare; if a reader reads
+      both topics, it must not see an older version of the other topic
     * `floor`: the retention floor
     """
 
@@ -136,17 +136,19 @@ class TopicState:
 
     @property
     def carried_commits(self) -> int:
-        """The maximum number of embedded commits; 0 if an older release created the topic without this config."""
+        """The maximum number of embedded commits, or 0 if an older release created the topic without this config."""
         return self.configs.carried_commits if CARRIED_COMMITS in self.write_features else 0
 
     def last_stable(self) -> Offsets:
-        """Return, for each partition, the offset below which this state has the decision of every transaction."""
+        """Return the last stable offset of each partition. This state contains the decisions on all transactions below
+        this offset.
+        """
         return self._last_stable
 
     def with_decisions(self, decisions: Sequence[Resolved]) -> TopicState:
         """Return the state as if a commit had recorded these decisions.
 
-        Readers apply decisions that are not recorded yet.
+        Readers use this method to apply decisions that have not been recorded yet.
         """
         if not decisions:
             return self
@@ -179,7 +181,9 @@ class TopicState:
         return before._with(changes)
 
     def _with(self, changes: Mapping[str, Any]) -> TopicState:
-        """Return a copy with these attributes. `dataclasses.replace` takes four times as long, for each commit."""
+        """Return a copy with these attributes. This method is called for each commit, and `dataclasses.replace` takes
+        four times as long.
+        """
         state = object.__new__(TopicState)
         attributes = state.__dict__
         attributes.update(self.__dict__)
@@ -270,14 +274,14 @@ TOPIC_STATE_JSON = Document(
     *members(whole(0), "clockMs", "clockSince", optional=True),
     check=_check_partitions,
 )
-"""The state in a checkpoint, without its features. Equal states have equal objects."""
+"""The fields of the state in a checkpoint, without its features. The JSON objects of equal states are equal."""
 EMPTY = TopicState()
 
 
 def _change(state: TopicState, commit: Commit) -> dict[str, Any]:
     """Return the fields of an existing or new topic after a commit.
 
-    The result does not contain the fields that `apply` also changes for deleted topics.
+    The result does not contain the fields that `apply` changes even if the topic is deleted.
     """
     log_start, log_end = _log_offsets(state, commit)
     prepares, siblings = _resolve(state, (*state.open, *_prepare(commit, log_end)), commit.resolved)
@@ -291,7 +295,7 @@ def _change(state: TopicState, commit: Commit) -> dict[str, Any]:
 
 
 def _log_offsets(state: TopicState, commit: Commit) -> tuple[Offsets, Offsets]:
-    """Return the log starts and the log ends after a commit."""
+    """Return the log start and log end offsets after a commit."""
     start, end = state.log_start, state.log_end
     if commit.partitions is not None:
         start, end = _longer(start, commit.partitions), _longer(end, commit.partitions)
@@ -419,7 +423,8 @@ _UPDATES: Mapping[str, Callable[[TopicState, Commit], object]] = {
     "holds": _holds,
     "floor": _floor,
 }
-"""Functions that return the value of a field after a commit to an existing topic. These fields do not depend on others.
+"""Functions that return the value of a field after a commit to an existing topic. Fields that depend on other fields
+are not included.
 """
 
 
@@ -442,7 +447,7 @@ def _resolve(
 
 
 def _above(prepares: tuple[Prepare, ...], log_start: Offsets) -> tuple[Prepare, ...]:
-    """Return the prepares without slices that are entirely below the log start. Empty prepares are dropped."""
+    """Remove slices that are entirely below the log start from the prepares. Empty prepares are dropped."""
     remaining = []
     for prepare in prepares:
         end = {partition: end for partition, end in prepare.end.items() if end > log_start[partition]}
@@ -454,7 +459,7 @@ def _above(prepares: tuple[Prepare, ...], log_start: Offsets) -> tuple[Prepare, 
 
 
 def _longer(values: Offsets, partitions: int) -> Offsets:
-    """Extend the values with zeros to one value per partition. The result is read-only."""
+    """Append zeros, so that there is one value per partition. The result is read-only."""
     more = partitions - len(values)
     if more <= 0:
         return values

@@ -1,6 +1,6 @@
 """`LogView`, the protocol of every readable log (a sparklog root, a Kafka directory), and the sizes of offset ranges.
 
-The Spark adapter and the command line only use `LogView`. A view returns what its latest `refresh` has read.
+The Spark adapter and the command line only use `LogView`. A view returns the state that its latest `refresh` has read.
 
 A compacted log may have a thousand records in 2^62 offsets. Therefore, ranges are measured, split and limited by
 records and stored bytes, using only metadata. All numbers are estimates, which is sufficient because they only
@@ -153,11 +153,11 @@ READ_UNCOMMITTED: Final = "read_uncommitted"
 
 COLUMNS = ("key", "value", "topic", "partition", "offset", "timestamp", "timestampType", "headers")
 COUNTED = ("partition",)
-"""The column to read if rows are only counted. It is the smallest column."""
+"""The column to read if rows are only counted. This is the smallest column."""
 
 
 def check_columns(columns: Sequence[str]) -> tuple[str, ...]:
-    """Return the columns. Raises `BadRequest` if they are not distinct names in `COLUMNS`."""
+    """Return the columns. Raises `BadRequest` if a column is not in `COLUMNS`, or if it is duplicate."""
     NAMES.check("columns", columns)
     if any(name not in COLUMNS for name in columns) or len(set(columns)) != len(columns):
         raise BadRequest(f"expected distinct columns of {', '.join(COLUMNS)}; found {', '.join(columns)}")
@@ -205,9 +205,9 @@ class PartitionSize:
 
     topic: str
     partition: int
-    append_bytes: int  # in append files, or in the active segment of a Kafka directory
-    sealed_bytes: int  # in sealed (closed) segments
-    records: int  # without markers, and without aborted records of sparklog transactions
+    append_bytes: int  # size of append files, or of the active segment in a Kafka directory
+    sealed_bytes: int  # size of sealed (closed) segments
+    records: int  # number of records, without markers and aborted records of sparklog transactions
     slices: int  # number of slices, or of segments in a Kafka directory
 
     @property
@@ -246,19 +246,21 @@ class LogView(Protocol):
         """The time until the next `refresh`, for a reader that has read all records."""
 
     def topics(self, name_filter: Callable[[str], bool] | None = None) -> list[str]:
-        """Return the sorted names of all current topics, or of those that `name_filter` accepts."""
+        """Return the sorted names of all current topics, or of the topics that `name_filter` accepts."""
 
     def refresh_all(self, name_filter: Callable[[str], bool] | None = None) -> list[str]:
-        """Read a snapshot of all topics, or of those that `name_filter` accepts, and return their sorted names."""
+        """Read a snapshot of all topics, or of the topics that `name_filter` accepts, and return the sorted topic
+        names.
+        """
 
     def topic_id(self, topic: str) -> str:
-        """Return the topic's 22-character id, which changes if it is created again.
+        """Return the topic's 22-character id, which changes if the topic is created again.
 
         Raises `NotFound` if it does not exist.
         """
 
     def refresh(self, topics: Sequence[str]) -> None:
-        """Read new snapshots of these topics. A topic without changes takes one request."""
+        """Read new snapshots of these topics. If a topic has no changes, one request is sent for it."""
 
     def bounds(self, topic: str) -> Mapping[int, Bounds]:
         """Return the bounds of each partition."""
@@ -281,7 +283,9 @@ class LogView(Protocol):
     def offsets_for_timestamps(
         self, topic: str, targets: Mapping[int, int], isolation: str = READ_UNCOMMITTED
     ) -> dict[int, TimestampOffset | None]:
-        """Return, for each partition, the first readable record with timestamp >= target (ms), or None."""
+        """Return, for each partition, the first readable record with a timestamp >= target (ms), or None if there is no
+        such record.
+        """
 
     def partition_sizes(self, topic: str) -> list[PartitionSize]:
         """Return the size of each partition."""

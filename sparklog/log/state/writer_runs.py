@@ -40,12 +40,12 @@ STREAM, TXN = "stream", "txn"
 
 @dataclass(frozen=True, slots=True)
 class WriterKey:
-    """The writer id and the number of a batch. If the batch was committed before, it is skipped.
+    """The writer id and the number of a batch. A batch that was already committed is skipped.
 
     Args:
         id: The writer's id, which is the same in every run
         batch: The number of the batch; numbers increase
-        run: The run of a streaming query; if None, runs are not fenced
+        run: The run of a streaming query. If None, runs are not fenced
         mode: `stream` (consecutive numbers) or `txn` (Delta's txnAppId and txnVersion)
         replay_mismatch: `accept` treats a replay with other content as the same batch
         epoch: The epoch of the run, if it is known
@@ -118,7 +118,9 @@ ENTRY_JSON = Document(
 
 @dataclass(frozen=True, slots=True)
 class BatchDecision:
-    """The decision to write or skip a batch, with the reason in `note`. `take_over`: whether to record the new run."""
+    """The decision to write or skip a batch, with the reason in `note`. If `take_over` is true, the new run is
+    recorded.
+    """
 
     write: bool
     take_over: bool = False
@@ -156,11 +158,13 @@ class KafkaWriterKey:
 
 
 class SequenceConflict(Conflict):
-    """A Kafka producer has written since its entry was read, possibly the same batch."""
+    """Raised if a Kafka producer has written a batch, possibly the same batch, since its entry was read."""
 
 
 class RunHistory(Protocol):
-    """The run that may write, earlier runs, and the epoch. Registry entries and transactional ids have this history."""
+    """The run that may write, earlier runs, and the epoch. Registry entries and transactional ids contain a run
+    history.
+    """
 
     @property
     def run(self) -> str | None: ...
@@ -180,7 +184,9 @@ def is_superseded(runs: RunHistory, run: str, epoch: int | None, now_ms: int) ->
 
 
 def next_epoch(runs: RunHistory | None, run: str, epoch: int | None) -> int:
-    """Return the epoch of a run that writes: its current epoch, or the next one."""
+    """Return the epoch of a run that writes. If the run already has an epoch, this epoch is returned. Otherwise, the
+    next epoch is returned.
+    """
     if runs is not None and runs.run == run and runs.epoch is not None:
         return runs.epoch
     if epoch is not None:
@@ -189,7 +195,9 @@ def next_epoch(runs: RunHistory | None, run: str, epoch: int | None) -> int:
 
 
 def earlier_runs(runs: RunHistory, run: str) -> tuple[str, ...]:
-    """Return the runs before `run`, which takes over: latest first, at most `MAX_EARLIER_RUNS`."""
+    """Return the runs that preceded `run`, which takes over. The result contains at most `MAX_EARLIER_RUNS` runs,
+    latest first.
+    """
     if runs.run is None:
         return runs.earlier_runs
     return (runs.run, *(old for old in runs.earlier_runs if old not in (runs.run, run)))[:MAX_EARLIER_RUNS]

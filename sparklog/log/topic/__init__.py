@@ -1,1 +1,1 @@
-"""Roots and topics: the handles that users open."""
+"""Root and topic handles, which users open."""

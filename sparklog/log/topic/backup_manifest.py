@@ -60,7 +60,9 @@ BACKUPS_FOLDER = "_backups"
 
 @dataclass(frozen=True, slots=True)
 class TopicBackup:
-    """A topic in a backup, with checkpoints `version` and `base` (or -1). The first restorable version is `since`."""
+    """A topic in a backup. The backup contains the checkpoints `version` and `base`. `base` is -1 if there is no base
+    checkpoint. `since` is the first version that can be restored.
+    """
 
     topic: str
     topic_id: str
@@ -89,7 +91,9 @@ class EntriesBackup:
 
 @dataclass(frozen=True, slots=True)
 class DamagedJournal:
-    """A damaged journal of a transactional id or group, which is not in the backup: its directory, id and error."""
+    """The directory, id and error of a damaged journal of a transactional id or group. The backup does not contain this
+    journal.
+    """
 
     folder: str
     id: str
@@ -98,7 +102,9 @@ class DamagedJournal:
 
 @dataclass(frozen=True, slots=True)
 class Manifest:
-    """One backup. Its run copied `objects` and `nbytes`. `only` lists the requested topics (all topics if None)."""
+    """The manifest of one backup. `objects` and `nbytes` are the numbers of objects and bytes that the backup run
+    copied. `only` contains the requested topics, or None if all topics were requested.
+    """
 
     number: int
     id: str
@@ -113,7 +119,7 @@ class Manifest:
     only: tuple[str, ...] | None = None
     left_out: tuple[DamagedJournal, ...] = ()
     defaults: tuple[EntriesBackup, ...] = ()
-    """All entries of the root defaults; empty if there are none."""
+    """All entries of the root defaults. Empty if there are no entries."""
 
     def covers(self, topics: Collection[str] | None) -> bool:
         return self.only is None if topics is None else all(self.topic(name) is not None for name in topics)
@@ -204,7 +210,7 @@ def backup_numbers(store: Store) -> list[int]:
 
 
 def read_manifest(store: Store, number: int) -> Manifest | None:
-    """Return a manifest, or None if the number was abandoned or the backup was deleted.
+    """Return the manifest of a backup, or None if its number was abandoned or the backup was deleted.
 
     Raises `Corrupt` if it is damaged.
     """
@@ -280,7 +286,7 @@ class BackupStore(WrapperStore):
         return send()
 
     def _has(self, key: str) -> bool:
-        """Return False if the key is in a journal and beyond the journal's end in the backup."""
+        """Return False if the key belongs to a journal entry after the end of the journal in the backup."""
         prefix, journal, name = key.rpartition(f"/{LOG_FOLDER}/")
         number = entry_number(name) if journal else None
         return number is None or number <= self._ends.get(prefix, -1)

@@ -1,4 +1,5 @@
-"""`clone`: create a topic that references another topic's files, and shares them until it has rewritten its own.
+"""Clone a topic. A clone is a topic that references another topic's files until it has rewritten the records to its own
+files.
 
 Cloning topic `source` at version 7 as `clone`:
 
@@ -15,9 +16,9 @@ vacuum ends the lease of a clone that does not exist, it commits to the log of t
 A cloning process that was stopped after step 1 then finds a changed log, and does not create the clone.
 
 A clone has its own topic id and the next leader epoch. It has no idempotency registry, so the writers of the source are
-unknown to it. Offsets, configs, log starts and open Kafka transactions are those of the source. The slices of
-transactions that are aborted, or undecided at the time of the lease, are excluded, which leaves gaps. A transaction
-that was committed after the cloned version is included, unless it also has slices after that version.
+unknown. Offsets, configs, log starts and open Kafka transactions are copied from the source. The slices of transactions
+that are aborted, or undecided at the time of the lease, are excluded, which leaves gaps. A transaction that was
+committed after the cloned version is included, unless it also has slices after that version.
 """
 
 from __future__ import annotations
@@ -47,7 +48,8 @@ from sparklog.log.topic.root import Root
 
 @dataclass(frozen=True, slots=True)
 class Cloned:
-    """The result of a clone: the cloned `version` of the source, the shared bytes and records, and the excluded slices.
+    """The result of a clone. It contains the cloned `version` of the source, the number of shared bytes and records,
+    and the number of excluded slices.
 
     `log_starts` and `log_ends` have one value per partition. A `dry_run` does not create the clone, and its `topic_id`
     is empty.
@@ -239,7 +241,7 @@ def _shared(source: str, snapshot: Snapshot) -> tuple[FileSlices, ...]:
 
 
 def file_slices(rows: Slices) -> list[FileSlices]:
-    """Return rows of a slice table in the form of a commit: one entry per file, with all columns."""
+    """Convert rows of a slice table to the form that a commit contains, with one entry per file and all columns."""
     codes, of_row = np.unique(rows.file, return_inverse=True)
     # A file that several commits reference has several codes.
     paths = rows.paths.at(codes)

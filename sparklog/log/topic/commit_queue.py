@@ -1,8 +1,8 @@
-"""The appends of one topic, from files to commits.
+"""The commit queue of a topic, which publishes appended files in commits.
 
 All appends use this queue: `Topic.append`, producers, the server, Spark's writer and transactions. A process has one
 commit in flight at a time. Appends that arrive during a commit share the next commit (`group_commit` describes the
-steps). A batch of a writer, an append to a transaction, and batches of Kafka producers need their own commit.
+steps). A writer's batch, an append to a transaction, and batches of Kafka producers each need their own commit.
 
 An append sends the following requests. On a disk, they are sent one after the other. In a bucket, the requests in
 parentheses are sent in parallel.
@@ -25,7 +25,7 @@ parentheses are sent in parallel.
 
 If another process has created this commit, the process reads it, validates the append against the new state, and
 creates the next commit (`sparklog.log.journal.journal`). If an append fails, the error indicates whether the append was
-written. For `Unavailable` with `is_unknown`, this is unknown for all appends of the commit.
+written. If the error is `Unavailable` with `is_unknown`, it is unknown for all appends in the commit.
 
 An optimistic append in a bucket, by Writer A:
 
@@ -66,7 +66,7 @@ _LOG = logging.getLogger("sparklog.log")
 class PreparedAppend(NamedTuple):
     """Files that tasks wrote for `target` and that no commit references yet. They are published atomically.
 
-    * `writer`: the batch that consists of the files, which is published once
+    * `writer`: the batch that consists of the files; a batch is published only once
     * `txn`: the transaction that the files belong to
     * `kafka_writers`: the Kafka producers whose batches are in the files
     * `inline`: whether small files may become inline records of the commit
@@ -89,10 +89,10 @@ class PreparedAppend(NamedTuple):
 
     @property
     def _needs_own_commit(self) -> bool:
-        """Whether the append must be the only append of its commit.
+        """Return True if the append must be the only append in its commit.
 
         A commit has at most one writer, one transaction and one entry per Kafka producer. The limit of its inline
-        records applies to all of its files. An append without records may need no commit.
+        records applies to all of its files. If an append has no records, a commit may not be needed.
         """
         is_plain = self.writer is None and self.txn is None and not self.kafka_writers and self.inline
         return not is_plain or not self.records
@@ -117,9 +117,11 @@ class CommitQueue:
         self._root_id = root_id
         self._group: GroupCommit[PreparedAppend, AppendOutcome] = GroupCommit(log.title, self._commit_all)
         self._last: _LastCommit | None = None
-        """None if the last commit raced with another writer's commit."""
+        """The last commit, or None if it raced with another writer's commit."""
         self._epochs: dict[tuple[str, str], int] = {}
-        """The epoch in this topic of each (writer, run). Earlier runs of a writer stay, so that they remain fenced."""
+        """The epoch of each (writer, run) in this topic. Earlier runs of a writer are not removed, so that they remain
+        fenced.
+        """
 
     def publish(self, append: PreparedAppend) -> AppendOutcome:
         """Commit an append, together with the appends of waiting threads if possible."""
@@ -165,8 +167,8 @@ class CommitQueue:
     def _commit(self, appends: Sequence[PreparedAppend]) -> list[AppendOutcome]:
         """Commit appends together, and return their outcomes.
 
-        If there are several appends, none of them needs its own commit, and their targets accept the same files. So the
-        first append and its target represent all appends.
+        If there are several appends, none of them needs its own commit, and all targets accept the same files.
+        Therefore, the first append and its target are representative of all appends.
         """
         append, target, log = appends[0], appends[0].target, self._log
         # The journal checks the root again if this check is more than a second old. Another append may have a later
@@ -206,7 +208,9 @@ class CommitQueue:
         return state
 
     def _placed_files(self, appends: Sequence[PreparedAppend], state: TopicState) -> list[FileSlices]:
-        """Return the files of all appends. Inline files are joined, and are written if they are too large together."""
+        """Return the files of all appends. Inline files are joined. If their total size is too large, they are written
+        to an append file.
+        """
         log, append = self._log, appends[0]
         return place_inline_records(
             log.store,
@@ -217,7 +221,7 @@ class CommitQueue:
         )
 
     def _completed_key(self, append: PreparedAppend) -> WriterKey | None:
-        """Return the key of a writer's batch with the content of the batch and the epoch of the run in this topic."""
+        """Return the writer key of a batch with the content of the batch and the run's epoch in this topic."""
         key = append.writer
         if key is None:
             return None
@@ -241,7 +245,9 @@ class CommitQueue:
             self._epochs[writer.id, writer.run] = entry.epoch or 0
 
     def _warn(self, configs: TopicConfigs, files: Sequence[FileSlices], now_ms: int) -> None:
-        """Warn about records that expire, and once per checkpoint about many unsealed slices."""
+        """Log a warning about records that expire. Once per checkpoint, also log a warning if there are many unsealed
+        slices.
+        """
         log = self._log
         if not configs.log_append_time:
             warn_of_times(self._root_id, log.topic, configs, files, now_ms)

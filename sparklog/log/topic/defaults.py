@@ -1,13 +1,13 @@
-"""The root defaults that an open handle caches. They are read on first use, and again after five minutes.
+"""The root defaults that an open handle caches. They are read on first use, and refreshed after five minutes.
 
 Readers and followers of topics do not need the defaults. Processes that write to, create or describe a topic read them.
 Jobs read the latest defaults when they start.
 
-`retain` uses the defaults to delete records, and a root without entries has no defaults. Lost entries must therefore
-not look like missing entries. `change` creates a copy of the new entry in another directory (`_defaults`). Each process
-checks this directory once, and each run of a job checks it as well. If an entry is missing but its copy exists, the
-defaults are unknown, and the job or write fails. An access policy that was created before these copies existed may deny
-listing them. In this case, writers continue without the check, and jobs do not run.
+`retain` uses the defaults to delete records, and a root without entries has no defaults. Therefore, it must be possible
+to distinguish lost entries from a root without entries. `change` creates a copy of the new entry in another directory
+(`_defaults`). Each process checks this directory once, and each run of a job checks it as well. If an entry is missing
+but its copy exists, the defaults are unknown, and the job or write fails. An access policy that was created before
+these copies existed may deny listing them. In this case, writers continue without the check, and jobs do not run.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ from sparklog.storage.retries import Backoff
 _LOG = logging.getLogger("sparklog.log")
 
 METADATA_MAX_AGE_MS = 300_000
-"""Kafka's `metadata.max.age.ms`."""
+"""The age in ms after which cached defaults are read again. This is the default of Kafka's `metadata.max.age.ms`."""
 
 
 @dataclass(frozen=True, slots=True)
 class _CachedDefaults:
-    """Cached defaults, the time when they were read, and the configs of topics combined with these defaults."""
+    """Cached defaults, the time at which they were read, and topic configs that were combined with these defaults."""
 
     read_at: ClockReading
     defaults: RootDefaults
@@ -74,7 +74,7 @@ class DefaultsLog(EntryLog[RootDefaults]):
         return of_topic if of_topic.defaults else configs
 
     def change(self, step: Step[RootDefaults]) -> RootDefaults:
-        """Apply a step to the latest defaults, and write the result if it is different."""
+        """Apply a step to the latest defaults, and write the result if it differs from them."""
         self._checked(self.refresh(), self._copies())
         now = self.env.now()
         changed = self._cache(now, self.write(step)).defaults
@@ -127,7 +127,7 @@ class DefaultsLog(EntryLog[RootDefaults]):
         return defaults
 
     def _copies(self, must_check: bool = False) -> list[int]:
-        """List the copies. If this is denied, return an empty list, unless `must_check` is true."""
+        """List the copies. If permission to list them is denied, return an empty list, unless `must_check` is true."""
         try:
             return numbers_below(self.store, f"{DEFAULTS_FOLDER}/")
         except Unavailable as error:

@@ -1,4 +1,4 @@
-"""The root and topic handles for other packages of sparklog: `root.engine` and `topic.log`.
+"""The root and topic handles that other sparklog packages use: `root.engine` and `topic.log`.
 
 The command line, Spark, transactions, maintenance, import and export use `TopicLog` to commit intents and publish
 files.
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 E = TypeVar("E", bound=StateEntry)
 HANDLES_PER_SWEEP = 4_096
 _NEW_QUEUE = ForkLock()
-"""Held while the commit queue of a topic is created, so that threads share one queue."""
+"""A lock that is held while the commit queue of a topic is created, so that all threads share one queue."""
 _LOG = logging.getLogger("sparklog.log")
 
 
@@ -117,7 +117,7 @@ class RootEngine:
     def topics(
         self, failures: list[SparklogError] | None = None, name_filter: Callable[[str], bool] | None = None
     ) -> list[str]:
-        """List the topics whose names `name_filter` accepts. This takes one listing, and one request per name.
+        """List the topics whose names `name_filter` accepts. One listing is sent, and one request per name.
 
         If a topic cannot be read, its error is added to `failures`, or raised if `failures` is None.
         """
@@ -130,7 +130,7 @@ class RootEngine:
     def create(self, topic: str, intent: Intent) -> TopicLog:
         """Commit an intent that creates a topic.
 
-        Raises `Conflict` if its name differs from another topic's only in case.
+        Raises `Conflict` if the name differs from another topic's name only in case.
         """
         self._check_differs_in_more_than_case(topic)
         log = self.log(topic)

@@ -15,7 +15,7 @@ from sparklog.log.state.slices import FileSlices
 
 CREATED_ROOT = logging.getLogger("sparklog.created.root")
 CREATED_TOPIC = logging.getLogger("sparklog.created.topic")
-"""Loggers that log a line (info) for each root and each topic that this process creates."""
+"""Loggers that log an INFO line for each root and each topic that this process creates."""
 SEVEN_DAYS = (
     "records expire seven days after their timestamp, at the next sparklog retain (retention.ms=604800000,"
     " cleanup.policy={policy}); add --config retention.ms=-1 to keep them"
@@ -25,7 +25,9 @@ HOUR_MS = 3_600_000
 
 
 def default_expiry(configs: TopicConfigs) -> str | None:
-    """Return a note that records expire by default, or None if retention.ms is set or records do not expire."""
+    """Return a note which explains that records expire by default, or None if `retention.ms` is set or records do not
+    expire.
+    """
     if configs.source("retention.ms") != DEFAULT_CONFIG or not configs.is_deleting:
         return None
     return SEVEN_DAYS.format(policy=configs.text("cleanup.policy"))

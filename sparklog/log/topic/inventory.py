@@ -21,7 +21,7 @@ from sparklog.log.state.topic_state import EMPTY
 
 @dataclass(slots=True, unsafe_hash=True)
 class SliceClaim(SliceRow):
-    """One slice as a commit or a footer describes it."""
+    """A slice, as described by a commit or a footer."""
 
     partition: int
 
@@ -31,17 +31,17 @@ CLAIMED = tuple(column.name for column in fields(SliceClaim))
 
 @dataclass(frozen=True, slots=True)
 class ReferencedFile:
-    """A data file that versions reference."""
+    """A data file that is referenced by one or more versions."""
 
     key: str
     size: int
-    footer_length: int  # 0 for a sealed segment
+    footer_length: int  # length of the footer, or 0 for a sealed segment
     claims: tuple[SliceClaim, ...]
     index_crc: int = 0  # checksum of a sealed segment's index files (`sparklog.format.checksums`)
 
     @property
     def filtered(self) -> bool:
-        """True if the file has key filters next to it."""
+        """True if the file has a key filter file."""
         return any(claim.flags & SliceFlag.KEY_FILTER for claim in self.claims)
 
     @property

@@ -70,7 +70,7 @@ class Root:
         return Topic(self, self.engine.log(name), lambda: RootView(self))
 
     def topics(self, failures: list[SparklogError] | None = None) -> list[str]:
-        """List the topics, with one listing and one request per topic.
+        """List the topics. One listing is sent, and one request per topic.
 
         Args:
             failures: a list to which the errors of unreadable topics are added; if None, the first error is raised.
@@ -203,7 +203,7 @@ class Root:
     def defaults(self) -> RootDefaults:
         """Read the root defaults, which apply to topics that do not set a config.
 
-        This takes one listing and one request.
+        One listing and one request are sent.
 
         Returns:
             The defaults. `configs` contains values by broker config name, and `patterns` contains configs by pattern.
@@ -337,14 +337,16 @@ QUICK_POLL_MS = 5
 REMOTE_POLL_MS = 250
 IDLE_SHARE = 25
 POLL_SHARE = 30
-"""A reader of a disk pauses for up to this many times the duration of a poll, regardless of the number of topics."""
+"""The maximum ratio of the pause between two polls to the duration of a poll, for a root on a disk. It does not depend
+on the number of topics.
+"""
 
 
 def poll_pause_ms(idle_ms: int) -> int:
     """Return the pause (ms) between two polls of an object store by a reader that has been idle for `idle_ms`.
 
-    The pause is a share of the idle time, so that it delays the next record only slightly in comparison. Requests cost
-    money, so an idle reader sends few requests: after six seconds, at most four per second.
+    The pause is a fraction of the idle time, so that the delay of the next record is short compared with the idle time.
+    Requests cost money, so an idle reader sends few requests: after six seconds, at most four per second.
     """
     return min(max(idle_ms // IDLE_SHARE, QUICK_POLL_MS), REMOTE_POLL_MS)
 
@@ -417,7 +419,7 @@ class RootView:
             self.root.topic(name)
 
     def _poll(self, topics: Sequence[str], read: Callable[[str], Snapshot | None]) -> Set[str]:
-        """Read snapshots. Return the topics that do not exist or were deleted."""
+        """Read snapshots of topics. Return the topics that do not exist or were deleted."""
         names, missing = list(dict.fromkeys(topics)), set[str]()
         self._is_idle, started_at = True, self.env.now()
         for name, snapshot in zip(names, list(map_requests(self.root.store, read, names)), strict=True):
@@ -455,7 +457,7 @@ class RootView:
         return self._latest(name)
 
     def _pinned(self, topics: Iterable[str]) -> Mapping[str, Snapshot]:
-        """Return the snapshots. Requested topics that have not been read yet are read first."""
+        """Return the snapshots of these topics. Topics that have not been read yet are read first."""
         missing = [topic for topic in dict.fromkeys(topics) if topic not in self._snapshots]
         if missing:
             self.refresh(missing)

@@ -33,7 +33,7 @@ WRITER = instance("a WriterKey", WriterKey).or_none()
 
 
 class RootContext(Protocol):
-    """The part of a `Root` that topics and maintenance use."""
+    """The attributes of a `Root` that topics and maintenance use."""
 
     store: Store
     env: Env
@@ -93,7 +93,7 @@ class Topic(TopicReader):
             configs: values by config name; None resets a config to its default.
             partitions: the new number of partitions, at least the current number.
             force: allow a `file.delete.delay.ms` below one hour, and `compact` if there are records without keys.
-            since: the state that the change is based on; default: the latest state.
+            since: the state on which the change is based; the default is the latest state.
 
         Returns:
             The state after the change.
@@ -265,7 +265,7 @@ class Topic(TopicReader):
 
         Args:
             producers: ids of the producers whose transactions to end, or None for all producers.
-            commit: end the transactions with COMMIT markers; default: with ABORT markers.
+            commit: if True, end the transactions with COMMIT markers instead of ABORT markers.
 
         Returns:
             The transactions that were ended.

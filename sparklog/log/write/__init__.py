@@ -1,1 +1,3 @@
-"""Appends: rows become partitions, record batches and append files. Also ends open Kafka transactions."""
+"""Append rows: assign partitions, and encode record batches and append files. This package also ends open Kafka
+transactions.
+"""

@@ -36,7 +36,7 @@ class AppendOutput:
         self._writer: ObjectWriter = store.writer(file_key(topic, path))
 
     def write(self, *data: Bytes) -> None:
-        """Append bytes of a slice, in one or more calls. Call `end_slice` afterwards."""
+        """Append bytes to the current slice. After the last call for a slice, call `end_slice`."""
         for part in data:
             self._writer.write(part)
 
@@ -57,7 +57,7 @@ class AppendOutput:
 def write_file(
     store: Store, topic: str, path: str, slices: Iterable[WrittenSlice], data: Iterable[Bytes]
 ) -> FileSlices:
-    """Write an append file. `data` are the bytes of the slices, without gaps."""
+    """Write an append file. `data` contains the bytes of the slices, without gaps."""
     output = AppendOutput(store, topic, path)
     try:
         output.write(*data)
@@ -161,7 +161,7 @@ def is_inline(file: FileSlices) -> bool:
 
 
 def inline_file(slices: Sequence[WrittenSlice], data: bytes) -> FileSlices:
-    """Return an inline file. `data` are the bytes of its slices, without gaps."""
+    """Return an inline file. `data` contains the bytes of its slices, without gaps."""
     footer = encode_footer(slices)
     return FileSlices.of(INLINE_PATH, slices, len(footer), data=data + footer)
 
@@ -174,13 +174,14 @@ def inline_file_bytes(slices: int, nbytes: int) -> int:
 def task_inline_bytes(max_bytes: int) -> int:
     """Return the inline limit of one task: an eighth of `max_bytes`, but at least 16 KiB.
 
-    The limit is lower than that of the commit, because the driver holds the inline files of all tasks in memory.
+    The limit of a task is lower than the limit of the commit, because the driver keeps the inline files of all tasks in
+    memory.
     """
     return min(max_bytes, max(MIN_TASK_BYTES, max_bytes // 8))
 
 
 def join_inline(files: Sequence[FileSlices]) -> FileSlices:
-    """Join inline files."""
+    """Join several inline files into one inline file."""
     if len(files) == 1:
         return files[0]
     slices = [written for file in files for written in written_slices(file)]
@@ -193,7 +194,9 @@ def slice_bytes(file: FileSlices) -> bytes:
 
 
 def written_slices(file: FileSlices) -> list[WrittenSlice]:
-    """Return the slices of an inline file as written. They have no index, because they are small."""
+    """Return the slices of an inline file in the form that their writer returned. They have no index, because they are
+    small.
+    """
     rows = zip(*written_values(file), strict=True)
     return [WrittenSlice(**dict(zip(WRITTEN, row, strict=True))) for row in rows]
 

@@ -1,4 +1,4 @@
-"""The values of an append: the driver sends `WriteOptions` and `AppendTarget` to tasks, which return `TopicFiles`."""
+"""Data classes of an append. The driver sends `WriteOptions` and `AppendTarget` to tasks, which return `TopicFiles`."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from sparklog.storage.store import Store
 
 @dataclass(frozen=True, slots=True)
 class AppendTarget:
-    """The topic that a task writes files for. The driver pickles it for the tasks."""
+    """The topic for which a task writes files. The driver sends the pickled target to the tasks."""
 
     store: Store
     root_id: str
@@ -55,7 +55,9 @@ class AppendTarget:
         check_root_id(location, self.root_id, root_id)
 
     def accepts_files_for(self, other: AppendTarget) -> bool:
-        """Return True if files written for `other`, possibly at an earlier version, also fit this target."""
+        """Return True if files that were written for the target `other`, possibly at an earlier version, can also be
+        published to this target.
+        """
         return replace(self, read_version=other.read_version) == other
 
     def __reduce__(self) -> tuple[type[AppendTarget], tuple[object, ...]]:
@@ -73,7 +75,7 @@ def check_root_id(location: str, expected: str, root_id: str) -> None:
 
 @dataclass(frozen=True)
 class TopicFiles:
-    """The files that one or several tasks wrote for a topic."""
+    """The files that one or more tasks wrote for a topic."""
 
     target: AppendTarget
     files: tuple[FileSlices, ...]

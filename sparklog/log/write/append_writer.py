@@ -37,9 +37,10 @@ class AppendWriter:
         target: the topic.
         options: codec and sizes.
         env: clocks and random numbers.
-        seed: selects the first partition of rows without a key.
-        is_root_checked: the caller has checked that the root is the driver's root.
-        allow_negative_timestamps: accept them, because the rows are copies of records that Kafka clients wrote.
+        seed: the seed that selects the first partition of rows without a key.
+        is_root_checked: True if the caller has checked that the root is the driver's root.
+        allow_negative_timestamps: True to accept negative timestamps, because the rows are copies of records that Kafka
+            clients wrote.
     """
 
     def __init__(
@@ -69,15 +70,15 @@ class AppendWriter:
         self._pending_bytes = 0
         self._output = SliceOutput(target, env, self._options.file_bytes, is_root_checked=is_root_checked)
         self._counts: dict[int, tuple[int, int]] = {}
-        """The number of records and their bytes, by partition; by `ANY_PARTITION` for rows whose partition this writer
-        chose.
+        """The number of records and bytes by partition. Rows whose partition this writer chose are counted under
+        `ANY_PARTITION`.
         """
         self._failure: str | None = None
-        """The reason why accepted rows are lost. None if the writer has all accepted rows."""
+        """The reason why accepted rows were lost, or None if no accepted rows were lost."""
 
     @property
     def has_failed(self) -> bool:
-        """Whether the writer has lost accepted rows."""
+        """True if the writer has lost accepted rows."""
         return self._failure is not None
 
     def write(self, batch: pa.RecordBatch) -> None:
@@ -163,7 +164,7 @@ class AppendWriter:
             self._counts[partition] = before[0] + records, before[1] + nbytes
 
     def _described(self, partition: int, encoded: EncodedSlice, now_ms: int) -> WrittenSlice:
-        """Return the description of a slice for the footer of its file and for the commit."""
+        """Return the description of a slice, which is stored in the footer of its file and in the commit."""
         flags = SliceFlag.LOG_APPEND_TIME if self._encode.log_append_time else SliceFlag.NONE
         if encoded.has_null_keys:
             flags |= SliceFlag.HAS_NULL_KEYS

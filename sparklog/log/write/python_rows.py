@@ -89,7 +89,7 @@ def as_bytes(name: str, cell: object) -> bytes | None:
 
 
 def as_headers(headers: object) -> list[Header] | None:
-    """Return (key, value) pairs from a mapping, pairs, or dictionaries with `key` and `value`. None remains None."""
+    """Convert a mapping, pairs, or dictionaries with `key` and `value` to (key, value) pairs. None remains None."""
     if headers is None:
         return None
     items: Iterable[Any] = headers.items() if isinstance(headers, Mapping) else headers  # type: ignore[assignment]

@@ -44,7 +44,7 @@ _PER_UNIT = {"us": 1_000, "ns": 1_000_000}
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """`n` rows to encode. None is a column of nulls."""
+    """`n` rows to encode. A column that is None consists of nulls."""
 
     n: int
     key: pa.Array | None
@@ -158,7 +158,8 @@ def _column(batch: pa.RecordBatch, name: str) -> pa.Array:
 def _joined(arrays: list[pa.Array], common: pa.DataType) -> pa.Array | None:
     """Join arrays.
 
-    They keep their type if it is the same, and are otherwise cast to `common`. None if every row is null.
+    If all arrays have the same type, the type does not change. Otherwise, the arrays are cast to `common`. Return None
+    if every row is null.
     """
     if all(array.null_count == len(array) for array in arrays):
         return None
@@ -238,7 +239,7 @@ def _milliseconds(array: pa.Array, now_ms: int, *, allow_negative: bool) -> Int6
 
 
 def sizes_of(column: pa.Array | None, n: int) -> npt.NDArray[np.int64]:
-    """Return int64[n]: the size of each item in bytes, 0 for null."""
+    """Return the size of each item in bytes, as int64[n]. The size of a null item is 0."""
     if column is None or n == 0 or column.null_count == n:
         return np.zeros(n, np.int64)
     kind = column.type
@@ -252,7 +253,9 @@ def sizes_of(column: pa.Array | None, n: int) -> npt.NDArray[np.int64]:
 
 STICKY_BYTES = 512 << 10
 ROW_OVERHEAD_BYTES = 16
-"""Added to the size of each row for the sticky partition, so that rows with empty values are also distributed."""
+"""The number of bytes that is added to the size of each row when the sticky partition is chosen, so that rows with
+empty values are also distributed.
+"""
 
 
 def sticky_seed(*parts: object) -> int:
@@ -273,7 +276,7 @@ class Partitioner:
         self._filled = 0
 
     def assign(self, rows: int, *, key: pa.Array | None, value: pa.Array | None, partition: pa.Array | None) -> Int32s:
-        """Return the partitions of the rows, int32[rows]. None is a column of nulls.
+        """Return the partitions of the rows as int32[rows]. A column that is None consists of nulls.
 
         Raises `BadRequest` if an explicit partition does not exist.
         """
@@ -315,7 +318,7 @@ class Partitioner:
         return out
 
     def _sticky_rows(self, lengths: Int64s) -> Int32s:
-        """Return the partitions of the next rows without a key, whose sizes are `lengths`.
+        """Return the partitions of the next rows without a key. `lengths` contains the sizes of these rows.
 
         Each chunk goes to one partition.
         """
