@@ -89,7 +89,7 @@ class TopicFiles:
 class AppendOutcome:
     """The result of an append: the first and next offset of each partition that received records.
 
-    If the batch was appended before, `skipped` is True and `note` contains the reason. `time_ms` is the commit time,
+    If the batch was appended before, `skipped` is True and `note` contains the reason. `time_ms` is `Commit.created_ms`,
     which is the timestamp of the records if the topic uses LogAppendTime, or -1 if there is no commit.
     """
 
@@ -116,7 +116,7 @@ def appended(commit: Commit | None, records: int) -> AppendOutcome:
         for partition, first, offsets in zip(file.partition, file.base, file.offsets, strict=True):
             base.setdefault(partition, first)
             end[partition] = first + offsets
-    return AppendOutcome(commit.version, base, end, records, commit_id=commit.commit_id, time_ms=commit.time_ms)
+    return AppendOutcome(commit.version, base, end, records, commit_id=commit.commit_id, time_ms=commit.created_ms)
 
 
 def appended_each(commit: Commit | None, appends: Sequence[Sequence[FileSlices]]) -> list[AppendOutcome]:
@@ -135,7 +135,7 @@ def appended_each(commit: Commit | None, appends: Sequence[Sequence[FileSlices]]
                 end[partition] = first + offsets
         records = sum([sum(file.records) for file in files])
         outcomes.append(
-            AppendOutcome(commit.version, base, end, records, commit_id=commit.commit_id, time_ms=commit.time_ms)
+            AppendOutcome(commit.version, base, end, records, commit_id=commit.commit_id, time_ms=commit.created_ms)
         )
     return outcomes
 

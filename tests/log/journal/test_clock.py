@@ -6,6 +6,7 @@ import json
 import random
 from dataclasses import dataclass
 
+import pyarrow as pa
 import pytest
 
 from sparklog.errors import NotFound
@@ -16,7 +17,9 @@ from sparklog.log.journal.names import commit_key
 from sparklog.log.state.history import History
 from sparklog.log.state.slices import SliceFlag
 from sparklog.log.topic.cloning import clone_topic
+from sparklog.log.topic.commit_queue import PreparedAppend
 from sparklog.log.topic.root import Root, open_root
+from sparklog.log.write.append_target import AppendOutcome
 from sparklog.maintenance.work_items import Settings
 from sparklog.retention.retain import retain_root
 from sparklog.testing.world import START_MS, World
@@ -115,6 +118,23 @@ def test_log_append_time_versions_and_retention_after_a_jump() -> None:
     world.now_ms += DAY
     retain_root(root, Settings(now_ms=world.now_ms), topics=["t"])
     assert topic.log.state().log_start.tolist() == [4]
+
+
+def test_appends_return_the_log_append_time_of_their_records_after_a_jump() -> None:
+    """This also applies to appends that share a commit."""
+    world = World()
+    world.root().create_topic("t", configs={"message.timestamp.type": "LogAppendTime"})
+    returned = list[int]()
+    for ahead_ms in (0, YEAR, 1000 - YEAR):
+        world.set_wall_clock(ahead_ms)
+        log = world.topic("t").log
+        first, *others = [PreparedAppend(*log.write(pa.table({"value": ["a"]}), None, None)) for _ in range(3)]
+        outcomes = [log.queue.publish(first), *log.queue._commit_all(others)]
+        assert len({outcome.version for outcome in outcomes if isinstance(outcome, AppendOutcome)}) == 2
+        returned += [outcome.time_ms for outcome in outcomes if isinstance(outcome, AppendOutcome)]
+    assert returned == [START_MS] * 3 + [START_MS + YEAR] * 3 + [START_MS + 1000] * 3
+    stored = world.topic("t").scan().to_table()["timestamp"]
+    assert stored.cast(pa.int64()).to_pylist() == returned
 
 
 def test_a_recreated_topic_continues_the_times_of_the_deleted_topic() -> None:
