@@ -89,8 +89,8 @@ class TopicFiles:
 class AppendOutcome:
     """The result of an append: the first and next offset of each partition that received records.
 
-    If the batch was appended before, `skipped` is True and `note` contains the reason. `time_ms` is `Commit.created_ms`,
-    which is the timestamp of the records if the topic uses LogAppendTime, or -1 if there is no commit.
+    If the batch was appended before, `skipped` is True and `note` contains the reason. `time_ms` is the `created_ms` of
+    the commit, which is the timestamp of the records if the topic uses LogAppendTime, or -1 if there is no commit.
     """
 
     version: int

@@ -27,7 +27,7 @@ from sparklog.log.write.rows import Partitioner, Rows, checked_chunks, joinable,
 
 
 class AppendWriter:
-    """Writes one task's rows for one topic. Call `discard` after an error, or instead of `finish`.
+    """Writes one task's rows for one topic. Call `finish` once. Call `discard` after an error, or instead of `finish`.
 
     If a flush or `finish` fails, rows that `write` has accepted are lost. From then on, `write`, `flush` and `finish`
     raise `BadRequest`, so that the remaining rows cannot be published without the lost rows. If `write` rejects the
@@ -75,6 +75,7 @@ class AppendWriter:
         """
         self._failure: str | None = None
         """The reason why accepted rows were lost, or None if no accepted rows were lost."""
+        self._is_finished = False
 
     @property
     def has_failed(self) -> bool:
@@ -114,11 +115,15 @@ class AppendWriter:
             self._output.add(self._described(partition, encoded, now_ms), encoded.buffers)
 
     def finish(self) -> list[FileSlices]:
-        """Flush, and return the durable files or an inline file for `TopicLog.commit_append`."""
+        """Flush, and return the durable files or an inline file for `TopicLog.commit_append`.
+
+        The writer can no longer be used, because another `finish` would return the same records again.
+        """
         self._check_usable()
         with self._failing():
             self._flush()
             files = self._output.finish()
+        self._is_finished = True
         if not files:
             return files
         # The last file gets the total counts, because the content does not depend on how rows are divided into files.
@@ -133,12 +138,14 @@ class AppendWriter:
         self._output.discard()
 
     def _check_usable(self) -> None:
-        """Raise `BadRequest` if the writer has lost accepted rows."""
+        """Raise `BadRequest` if the writer has lost accepted rows or has finished."""
         if self._failure is not None:
             raise BadRequest(
                 f"the writer of topic '{self._target.topic}' has lost rows and cannot be used: {self._failure}; write "
                 "all rows again with a new writer"
             )
+        if self._is_finished:
+            raise BadRequest(f"the writer of topic '{self._target.topic}' has finished; write rows with a new writer")
 
     @contextmanager
     def _failing(self) -> Iterator[None]:

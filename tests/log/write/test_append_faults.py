@@ -187,3 +187,16 @@ def test_a_bit_flipped_in_transit_is_detected(memory: CountedRoot, bit: int) -> 
     with pytest.raises(Corrupt) as caught:
         through(memory, script).scan().to_table()
     assert caught.value.file == memory.append_files()[0]
+
+
+@pytest.mark.parametrize("inline", [0, 1 << 20])
+def test_a_finished_writer_cannot_be_used(memory: CountedRoot, inline: int) -> None:
+    topic = memory.topic(1, configs={"inline.records.bytes": inline})
+    target = topic.log.append_target()
+    writer = AppendWriter(target, small(), memory.world.env())
+    writer.write(pa.record_batch({"value": ["a"]}))
+    topic.log.commit_append(writer.finish(), target)
+    for call in (writer.flush, writer.finish, lambda: writer.write(pa.record_batch({"value": ["b"]}))):
+        with pytest.raises(BadRequest, match="the writer of topic 't' has finished"):
+            call()
+    assert not writer.has_failed
