@@ -54,10 +54,11 @@ def of_create(options_of_spark: Mapping[str, str]) -> dict[str, str] | None:
 
 
 def of_columns(schema: StructType, given: Mapping[str, str]) -> dict[str, str]:
-    """Return the options that the columns of a table contain, overridden by the options of this statement. Return an
-    empty mapping if the columns contain no options.
+    """Return the options that are stored in the columns of a table, overridden by the options of this statement. Return
+    an empty mapping if the columns do not contain options.
     """
-    # Columns that were selected from a table and are written to another location still contain the metadata. Ignore it.
+    # Columns that were selected from a table still contain the metadata when they are written to another location.
+    # Ignore this metadata.
     if not schema.fields or set(schema.fieldNames()) < set(COLUMNS) - {"headers"}:
         return {}
     stored = schema.fields[0].metadata.get(_METADATA)
@@ -65,9 +66,7 @@ def of_columns(schema: StructType, given: Mapping[str, str]) -> dict[str, str]:
 
 
 def complete_topic_options(options: Mapping[str, str]) -> dict[str, str]:
-    """Return options in which a topic to read is also the topic to write, and a topic to write is also the topic to
-    read.
-    """
+    """If the topic is specified only for reads or only for writes, use the same topic for both."""
     both = dict(options)
     if "topic" in both and not both.keys() & {"subscribe", "subscribepattern", "assign"}:
         both["subscribe"] = both["topic"]
@@ -79,8 +78,8 @@ def complete_topic_options(options: Mapping[str, str]) -> dict[str, str]:
 def columns_with_options(include_headers: bool, options: Mapping[str, str]) -> StructType:
     """Return the columns of a new table, with the options of the table in the metadata.
 
-    Options without effect are omitted, because broker passwords would be visible in the schema. The types are
-    constructed one by one, because a worker has no parser for Spark types.
+    Options without effect are omitted, because they may contain broker passwords, which would be visible in the schema.
+    The types are constructed one by one, because a worker does not have a parser for Spark types.
     """
     from pyspark.sql import types
 
@@ -105,7 +104,7 @@ def columns_with_options(include_headers: bool, options: Mapping[str, str]) -> S
 
 
 def check_create(options: Options, location: Location) -> None:
-    """Raise BadRequest for a table without topics, or with a selection of columns, because a table must have all
+    """Raise BadRequest if a table does not have topics, or if columns are selected, because a table must have all
     columns.
     """
     if options.read.columns is not None:

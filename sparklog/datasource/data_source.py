@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from sparklog.datasource.writer import SparklogBatchWriter, SparklogStreamWriter
 
 COMMIT_RUNNER = "pyspark.sql.worker.python_streaming_sink_runner"
-"""A module that is loaded only in the process in which Spark creates a streaming writer to call `commit`."""
+"""Name of a module that is loaded only in the process in which Spark creates a streaming writer to call `commit`."""
 
 
 def check_group_location(read: ReadOptions, location: Location) -> None:
@@ -108,7 +108,7 @@ class SparklogDataSource(DataSource):  # type: ignore[misc]
             reader = SparklogStreamReader(location, self._options, self._projection(schema))
             return stream_reader(reader, self._options.read)
         except SparklogError as error:
-            # If the error were raised here, Spark would show an UnboundLocalError of its own instead.
+            # If the error were raised here, Spark would report an UnboundLocalError instead.
             return stream_reader(FailingStreamReader(error))
 
     @user_errors()

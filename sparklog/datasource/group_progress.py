@@ -1,8 +1,9 @@
 """Commits of a streaming query's offsets to its consumer group (`kafka.group.id`).
 
 After Spark has finished a micro-batch, it requests the end of the next micro-batch, and passes the end of the finished
-one as the start. All records before the start have been processed, so the start is committed to the group when Spark
-plans. An AvailableNow run plans once more before it ends. The offsets of a killed query are committed by its next run.
+micro-batch as the start. All records before the start have been processed, so the start is committed to the group when
+Spark plans. An AvailableNow run plans one more time before it ends. If a query is killed, the next run commits the
+offsets.
 
 Each run is a member of the group with its own generation. The latest run fences the previous run, which fails at its
 next micro-batch. The query resumes from Spark's checkpoint, and the group only makes its offsets visible to other
@@ -21,7 +22,9 @@ from sparklog.log.journal.clocks import ClockReading
 from sparklog.log.topic.root import Root
 
 RETRY_MS = 5_000
-"""Time between two attempts if the group cannot be written. An idle query plans many times per second."""
+"""Time between two attempts to commit if the group cannot be written. The time is required because an idle query plans
+many times per second.
+"""
 
 
 class GroupProgress:
@@ -39,7 +42,8 @@ class GroupProgress:
         self._left = False
 
     def processed(self, start: OffsetJson) -> None:
-        """Commit the offsets of `start` if they have changed. After a transient error, warn and let a later call retry.
+        """Commit the offsets in `start` if they have changed. If the error is transient, log a warning, and a later
+        call retries.
 
         Raises Fenced if another run has replaced this run, or if the group was reset or deleted. Raises Corrupt or
         BadRequest if the log of the group cannot be read.
@@ -63,7 +67,10 @@ class GroupProgress:
             warn(f"group '{self._group.id}' is behind until a later micro-batch commits its offsets: {error}")
 
     def finish(self, last: OffsetJson | None = None) -> None:
-        """Leave the group. If the last commit failed, commit `last` before. Errors of the store are not raised."""
+        """Leave the group. If the last commit failed, commit `last` before leaving.
+
+        Errors of the store are not raised.
+        """
         if last is not None and self._failed is not None:
             self._failed = None
             self.processed(last)

@@ -1,7 +1,7 @@
 """Offsets as JSON, in options and in Spark's checkpoint.
 
-Both use Kafka's format, `{"orders":{"0":123,"1":456}}`, where a number is the next offset to read. In a checkpoint, the
-additional keys of sparklog start with `$`, which topic names cannot contain:
+Options and checkpoints use Kafka's format, `{"orders":{"0":123,"1":456}}`, in which a number is the next offset to
+read. In a checkpoint, the additional keys of sparklog start with `$`, which topic names cannot contain:
 
 | key        | meaning                                                                                           |
 |------------|---------------------------------------------------------------------------------------------------|
@@ -9,9 +9,9 @@ additional keys of sparklog start with `$`, which topic names cannot contain:
 | `$start`   | only in the first end offset of a query: the positions from which it starts (see below)            |
 | `$initial` | marks the result of `initialOffset`, so that the next end offset is known to be the first          |
 
-Spark does not store the initial offset. Without `$start`, a replay of the first micro-batch after a crash would start
-at the initial offset at that time, and skip records. Spark compares offsets as strings, so each offset has exactly one
-sorted form.
+Spark does not store the initial offset. If `$start` were not stored, a replay of the first micro-batch after a crash
+would start at the initial offset at the time of the replay, and would skip records. Spark compares offsets as strings,
+so each offset has exactly one sorted form.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from sparklog.errors import BadRequest, shortened
 
 Positions = Mapping[str, Mapping[int, int]]
 OffsetJson = dict[str, object]
-"""An offset in the JSON form that Spark stores, compares and passes; see the module docstring."""
+"""An offset in the JSON form that Spark stores and compares (see the module docstring)."""
 
 LATEST = -1
 EARLIEST = -2
@@ -52,7 +52,9 @@ class StreamOffset:
 
     @staticmethod
     def from_json(document: Mapping[str, object]) -> StreamOffset:
-        """Parse a document created by `to_json`, which a user may have edited. Raises BadRequest if it is not valid."""
+        """Parse a document that was created by `to_json`. Raises BadRequest if the document is not valid, because a
+        user may have edited it.
+        """
         keys = {key: value for key, value in document.items() if key.startswith("$")}
         unknown = sorted(set(keys) - {"$ids", "$start", "$initial"})
         if unknown:
@@ -105,7 +107,7 @@ def parse_partition_numbers(document: object, what: str, *, lowest: int) -> dict
 
 
 def parse_partition(topic: str, partition: object) -> int:
-    """Return a partition number from JSON, where it is a number or a string. Raises ValueError with the reason."""
+    """Return a partition number from JSON, in which the number may be a string. Raises ValueError with the reason."""
     text = str(partition)
     if isinstance(partition, bool) or not is_digits(text) or int(text) >= 1 << 31:
         raise ValueError(f"partition {partition!r} of topic {topic!r} is not a number of at least 0")

@@ -1,7 +1,7 @@
 """A table of all options of the data source, and the Kafka client configs that have no effect in sparklog.
 
-Some choices are repeated here, because the modules that define them import numpy, which the process that creates the
-data source does not import.
+Some choices are repeated in this module, because the modules that define these choices import numpy. The process that
+creates the data source must not import numpy.
 
 Spark passes options with lower-case keys. Therefore, names are compared in lower case, and printed with the spelling in
 this table.
@@ -30,8 +30,8 @@ READ: Uses = ("batch", "stream")
 ALL_USES: Uses = ("batch", "stream", "write")
 
 DEFAULT_SESSION_TIMEOUT_MS = 300_000
-"""The default is the same as Kafka's `max.poll.interval.ms`, because a query sends heartbeats only when Spark plans,
-between micro-batches.
+"""The default is the same as Kafka's `max.poll.interval.ms`, because a query sends heartbeats only when Spark plans a
+micro-batch.
 """
 MIN_LEVEL = -(1 << 17)
 TOPIC_CONFIG = "topic."
@@ -51,7 +51,7 @@ _UNITS_MS = {"ms": 1, "s": 1000, "m": 60_000, "min": 60_000, "h": 3_600_000, "d"
 
 
 def _duration(text: str) -> int:
-    """Return the milliseconds of a duration in Spark's format. A number without a unit is in milliseconds."""
+    """Return a duration in Spark's format as milliseconds. A number without a unit is in milliseconds."""
     match = re.fullmatch(r"([0-9]{1,15})\s*([a-z]*)", text)
     if match is None or (match[2] or "ms") not in _UNITS_MS:
         raise ValueError(text)
@@ -59,7 +59,7 @@ def _duration(text: str) -> int:
 
 
 def _timestamp(text: str) -> int:
-    """Return the milliseconds of a timestamp that is a number or an ISO 8601 time."""
+    """Return a timestamp, which is a number or an ISO 8601 time, as milliseconds."""
     return int(text) if is_digits(text) and int(text) <= INT64_MAX else max(0, parse_iso_time(text))
 
 
@@ -69,7 +69,7 @@ _JSON = ValueType(OFFSETS_JSON, name="json")
 
 
 def _of_bucket(setting: Setting) -> Setting:
-    """Return the data source option for a setting of an object store. The option becomes part of the path's URL."""
+    """Return the data source option for a setting of an object store. The option is added to the URL of the path."""
     schemes = [f"`{scheme}`" for scheme in setting.used_by]
     listed = " and ".join([", ".join(schemes[:-1]), schemes[-1]] if len(schemes) > 1 else schemes)
     opposite = "".join(
@@ -250,7 +250,7 @@ CLIENT_OPTIONS = frozenset(
 )
 """Read options that are also Kafka client configs. A write accepts and ignores these options."""
 
-# Options that Spark adds, and timeouts of broker clients. None of these options has an effect.
+# Options that Spark adds, and timeouts of broker clients. These options do not have an effect.
 _SILENT = "checkpointlocation queryname kafkaconsumer.polltimeoutms fetchoffset.numretries fetchoffset.retryintervalms"
 
 # Options that Kafka's connector also rejects, with the reason.
@@ -300,7 +300,8 @@ _IGNORED = {*_SILENT.split(), "groupidprefix", *KAFKA_IGNORED}
 def find_option(given: str) -> Setting | None:
     """Return the option with this name or alias. Return None for a known option that has no effect.
 
-    Raises BadRequest with the nearest name for an unknown name, and for an option that Kafka's connector rejects.
+    Raises BadRequest if the name is unknown (the error suggests the most similar name), or if Kafka's connector rejects
+    the option.
     """
     key = given.lower()
     if key.lstrip("_").startswith("asyncprogresstracking"):

@@ -46,7 +46,7 @@ _BY_NAME = by_name(OPTIONS)
 
 @dataclass(frozen=True)
 class Subscription:
-    """The topics to read, given by name, by pattern, or by name with partitions."""
+    """The topics to read, which are specified by names, by a pattern, or by partitions."""
 
     topics: tuple[str, ...] = ()
     pattern: str | None = None
@@ -133,7 +133,7 @@ class Options:
         write: The options of writes.
         given: The names of the options that the user has set.
         warnings: Warnings about options that have no effect.
-        table: Whether the options belong to a table in Spark's catalog, and apply to reads and writes.
+        table: True if the options belong to a table in Spark's catalog. These options apply to reads and writes.
     """
 
     path: str | None
@@ -436,8 +436,8 @@ def _as_of(values: Mapping[str, str]) -> Bound | None:
 
 
 def _bound_names(values: Mapping[str, str], side: str) -> list[str]:
-    """Return the options that are set for the start or the end, in the order of Kafka's connector. The first option
-    applies.
+    """Return the options that are set for the start or the end, in the same order of precedence as in Kafka's
+    connector.
     """
     return [name for name in (f"{side}Timestamp", f"{side}OffsetsByTimestamp", f"{side}Offsets") if name in values]
 
@@ -461,7 +461,9 @@ def _per_partition(
 
 
 def _with_milliseconds(document: object) -> object:
-    """Replace times in texts such as `{"topic": {"0": "2026-01-31T12:00:00"}}` with milliseconds. Raises ValueError."""
+    """Replace times in strings such as `{"topic": {"0": "2026-01-31T12:00:00"}}` with milliseconds. Raises ValueError
+    if a time is invalid.
+    """
     if isinstance(document, dict):
         return {key: _with_milliseconds(value) for key, value in document.items()}
     if not isinstance(document, str):

@@ -19,9 +19,10 @@ _FRAME = ValueType("a DataFrame", lambda value: hasattr(value, "withColumn"))
 def partitioned(df: DataFrame, n: int) -> DataFrame:
     """Shuffle a DataFrame so that all rows of a topic partition are in one task.
 
-    The rows of a key then keep their order across the entire write. Each task writes to one partition, which suits
-    topics with very many partitions. The `partition` column sets the partition of a row. If it is null or missing, the
-    partition is the murmur2 hash of the key, as in Kafka. Rows with neither a partition nor a key are spread evenly.
+    The order of the rows of a key is then preserved across the entire write. Each task writes to one partition, which
+    is suitable for topics with many partitions. The `partition` column sets the partition of a row. If it is null or
+    missing, the partition is the murmur2 hash of the key, as in Kafka. Rows that have neither a partition nor a key are
+    distributed evenly.
 
     Args:
         df: A DataFrame with a column `key` or `partition`.

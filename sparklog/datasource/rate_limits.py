@@ -25,7 +25,7 @@ class RateLimits:
         self._options = options
         self._clock = clock
         self._planned_at: float | None = None
-        """The time of the last call of `plan` that did not delay the micro-batch, even if there was nothing to read."""
+        """The time of the last call of `plan` that did not delay the micro-batch, even if no records were available."""
 
     def plan(self, begin: Offsets, available: Offsets, bounds: Partitions, *, may_delay: bool) -> Offsets:
         """Return the end of the next micro-batch, or `begin` if `minOffsetsPerTrigger` delays the micro-batch.
@@ -34,9 +34,9 @@ class RateLimits:
 
         Args:
             begin: The start of the micro-batch.
-            available: Its end if there were no rate options.
+            available: The end of the micro-batch if no rate options were set.
             bounds: The bounds of the partitions to read.
-            may_delay: Whether `minOffsetsPerTrigger` applies.
+            may_delay: True if `minOffsetsPerTrigger` applies.
         """
         stored = self._stored(begin, available, bounds) if self._options.has_rate_limits else {}
         if may_delay and self._is_delayed(stored):
@@ -60,8 +60,8 @@ class RateLimits:
         max_offsets = self._options.max_offsets_per_trigger
         total = sum(part.records for part in stored.values())
         if max_offsets is not None and total > max_offsets:
-            # Each partition gets at least one record, even if the limit is exceeded, as in Kafka's connector.
-            # Otherwise, small partitions would not be read while large partitions grow.
+            # As in Kafka's connector, read at least one record from each partition, even if the limit is exceeded.
+            # Otherwise, small partitions would not be read while records are appended to large partitions.
             end = _cut_each(end, stored, lambda part: part.at_records(max(1, part.records * max_offsets // total))[0])
             stored = self._stored(begin, end, bounds)
         max_bytes = self._options.max_bytes_per_trigger
@@ -74,8 +74,8 @@ class RateLimits:
         return end
 
     def _stored(self, begin: Offsets, end: Offsets, bounds: Partitions) -> dict[TopicPartition, Stored]:
-        """Return the number of records and bytes that are stored between these offsets. Offsets below the log start are
-        not counted.
+        """Return the number of stored records and bytes in each offset range. Offsets below the log start are not
+        counted.
         """
         ranges = [
             OffsetRange(topic, p, max(offset, limits[p].log_start), end[topic][p])
@@ -88,7 +88,9 @@ class RateLimits:
 
 
 def _cut_each(ends: Offsets, stored: Mapping[TopicPartition, Stored], cut: Callable[[Stored], int]) -> Offsets:
-    """Return the ends. If records are stored before an end, replace the end with the result of `cut`."""
+    """Return the end offsets. If records are stored before an end offset, the end offset is replaced with the result of
+    `cut`.
+    """
     return {
         topic: {p: cut(stored[topic, p]) if (topic, p) in stored else end for p, end in offsets.items()}
         for topic, offsets in ends.items()

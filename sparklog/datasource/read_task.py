@@ -1,10 +1,10 @@
 """Planning of read tasks, and reading in a task. Small ranges are packed into one task, and large ranges are split.
 
-A task takes 15 to 30 ms in Python even if it reads few records, so a thousand small partitions are read by a few tasks.
-A range is split if it exceeds `SPLIT_BYTES` or `SPLIT_RECORDS`, if `maxRecordsPerPartition` requires it, or if fewer
-partitions than `minPartitions` are read. In the last case, there are as many tasks as with Kafka's connector, and
-ranges do not share tasks. Sizes are the sizes of stored records, so gaps in the offsets are not counted. The order of
-ranges is preserved.
+The overhead of a Python task is 15 to 30 ms, so a large number of small partitions is read by a few tasks. A range is
+split if it exceeds `SPLIT_BYTES` or `SPLIT_RECORDS`, if `maxRecordsPerPartition` requires it, or if fewer partitions
+than `minPartitions` are read. In the last case, the number of tasks is the same as in Kafka's connector, and each task
+reads a single range. Sizes are the sizes of stored records, so gaps in the offsets are not counted. The order of ranges
+is preserved.
 """
 
 from __future__ import annotations
@@ -29,21 +29,21 @@ from sparklog.storage.fork_safety import freeze_gc
 
 PACK_BYTES = 16 << 20
 PACK_RECORDS = 100_000
-"""The number of stored bytes or records that make a task worthwhile, which is 50 to 100 ms of work. Both limits apply,
-because compressed bytes alone do not measure the work.
+"""The minimum number of stored bytes or records per task, which corresponds to 50 to 100 ms of work. Both limits are
+required, because the time to read records does not depend only on the compressed size.
 """
 
 MAX_PACKED_RANGES = 512
 """The maximum number of ranges per task, because each range requires at least one request."""
 SPLIT_BYTES = 128 << 20
 SPLIT_RECORDS = 1_000_000
-"""The number of stored bytes or records above which a range is split. A range is split into at most as many ranges as
-it has batches.
+"""The number of stored bytes or records above which a range is split. The number of resulting ranges is not larger than
+the number of batches in the range.
 """
 
 TRUSTED_SPLITS = 10_000
-"""The number of splits that are always allowed. Additional splits are limited by the stored bytes, because headers can
-claim any record count.
+"""The number of splits that are always allowed. Additional splits are limited by the stored bytes, because the record
+count in a batch header may be wrong.
 """
 
 
@@ -63,7 +63,7 @@ def split(
     min_partitions: int | None = None,
     max_records: int | None = None,
 ) -> list[TaskRange]:
-    """Split non-empty ranges evenly by records. Split the results by bytes if they are still too large. Pure."""
+    """Split non-empty ranges evenly by records. If a resulting range is still too large, split it by bytes."""
     parts = [
         (requested, part)
         for requested, stored_range in zip(ranges, stored, strict=True)
@@ -86,10 +86,10 @@ def split(
 
 
 def _shares_of_tasks(parts: Sequence[tuple[OffsetRange, Stored]], min_tasks: int | None) -> list[int]:
-    """Return the number of tasks for each part, as Kafka's connector does for `minPartitions`. Pure.
+    """Return the number of tasks for each part, as Kafka's connector does for `minPartitions`.
 
-    The total is about `min_tasks`. Each part that is large enough for a task gets one task, and the other parts share
-    the remaining tasks by size. A partition that has such a part is not split further.
+    The total is about `min_tasks`. If the size of a part is about the share of a single task, the part is read by one
+    task, and its partition is not split further. The remaining tasks are distributed over the other parts by size.
     """
     if min_tasks is None:
         return [1] * len(parts)
@@ -133,11 +133,11 @@ def _shares(stored: Stored, offsets_at: Callable[..., list[int]], amount: int, c
 def pack(
     task_ranges: Sequence[TaskRange], *, min_partitions: int | None = None, max_records: int | None = None
 ) -> list[list[TaskRange]]:
-    """Pack adjacent small ranges into tasks. Pure.
+    """Pack adjacent small ranges into tasks.
 
-    If `min_partitions` is given, there are at least that many tasks, or one task per range if there are fewer ranges.
-    If possible, no task then has more than its share of all records. If `max_records` is given, a task has at most that
-    many records.
+    If `min_partitions` is given, at least that number of tasks is returned, or one task per range if the number of
+    ranges is smaller. In this case, the records are distributed evenly over the tasks if possible. If `max_records` is
+    given, it is the maximum number of records per task.
     """
     records_each: float = PACK_RECORDS if max_records is None else min(PACK_RECORDS, max_records)
     if min_partitions is not None:
@@ -168,10 +168,10 @@ def split_and_pack(
     min_partitions: int | None = None,
     max_records: int | None = None,
 ) -> list[list[TaskRange]]:
-    """Return the ranges of each task. Pure.
+    """Return the ranges of each task.
 
-    If `min_partitions` is larger than the number of non-empty ranges, ranges do not share tasks, so that there are as
-    many tasks as with Kafka's connector.
+    If `min_partitions` is larger than the number of non-empty ranges, each task reads a single range, so that the
+    number of tasks is the same as in Kafka's connector.
     """
     task_ranges = split(ranges, stored, min_partitions=min_partitions, max_records=max_records)
     if min_partitions is not None and sum(stored_range.records > 0 for stored_range in stored) < min_partitions:
@@ -182,7 +182,7 @@ def split_and_pack(
 def plan_tasks(
     view: LogView, ranges: Sequence[OffsetRange], isolation: str, keys: KeySet | None = None, **limits: int | None
 ) -> list[list[ReadPart]]:
-    """Return the parts that each task reads for these ranges, based on the snapshot of the view.
+    """Return the parts that each task reads in order to read the given ranges, based on the snapshot of the view.
 
     If `keys` is given, only parts that may contain these keys are returned. `limits` are the limits of `split`.
     """
@@ -201,7 +201,9 @@ if TYPE_CHECKING:
     from sparklog.log.read.key_lookup import KeySet
 
 BATCH_BYTES = 4 << 20
-"""Batches of 1 to 8 MB are transferred to the JVM fastest. Batches above 25 MB are slower."""
+"""The size of a batch that is transferred to the JVM. Batches of 1 to 8 MB are fastest, and batches above 25 MB are
+slower.
+"""
 
 
 class LogPartition(InputPartition):  # type: ignore[misc]
@@ -221,7 +223,7 @@ def log_partitions(view: LogView, ranges: Sequence[OffsetRange], read: ReadOptio
 
 
 class ReadTask:
-    """Reads the parts of a task. Spark pickles a ReadTask into the tasks instead of the reader."""
+    """Reads the parts of a task. Spark sends a pickled ReadTask to the tasks instead of the reader."""
 
     def __init__(self, location: Location, options: ReadOptions, projection: Projection) -> None:
         self._location = location
@@ -230,7 +232,7 @@ class ReadTask:
         self._columns = projection.columns if options.keys is None else options.keys.columns(projection.columns)
 
     def read(self, partition: InputPartition | None) -> Iterator[pa.RecordBatch]:
-        """Yield the rows of a task. If there is nothing to read, Spark passes None or a partition without a value."""
+        """Yield the rows of a task. If no records have to be read, Spark passes None or a partition without a value."""
         from sparklog.format.kernels.kernel_choice import choice
 
         parts = () if partition is None else partition.value or ()
@@ -251,8 +253,8 @@ class ReadTask:
         if self._options.fail_on_data_loss:
             from sparklog.log.read.read_plan import read_parts
 
-            # Read all parts together, so that adjacent slices of a file are fetched once for all partitions of the
-            # task.
+            # Read all parts together, so that adjacent slices of a file are fetched in one request for all partitions
+            # of the task.
             yield from read_parts(parts, self._columns, batch_bytes=BATCH_BYTES)
             return
         for part in parts:
@@ -272,9 +274,8 @@ class ReadTask:
                 yield from remaining.read(names, batch_bytes=BATCH_BYTES)
 
     def _plan_remaining(self, part: ReadPart, following: int, error: NotFound) -> Sequence[ReadPart]:
-        """Plan the rest of a part, starting at `following`. Raise `error` if none of its records were deleted.
-
-        If the topic was created again with the same name, there is nothing left to read.
+        """Plan the rest of a part, starting at `following`. Raise `error` if no records of the part were deleted. If
+        the topic was recreated, the rest of the part is empty.
         """
         from sparklog.log.read.read_plan import NativeReadPart
 

@@ -1,9 +1,9 @@
 """The readers that Spark calls: a batch reader, and a stream reader that wraps `stream_plan.StreamPlanner`.
 
-Spark creates the stream reader twice per query. The first reader is in a long-lived process that plans offsets, where
-the planner stays open. The second reader is only created to be pickled for the tasks. A task gets a `ReadTask` instead
-of the reader: `__reduce__` pickles a call of `copy` with the `ReadTask`. The modules for planning are imported inside
-functions, because the second process does not need them.
+Spark creates the stream reader twice per query. The first reader is created in a long-lived process that plans offsets,
+in which the planner remains open. The second reader is only created to be pickled for the tasks. A task receives a
+`ReadTask` instead of the reader, because `__reduce__` pickles a call of `copy` with the `ReadTask`. The modules for
+planning are imported inside functions, because they are not required in the second process.
 """
 
 from __future__ import annotations
@@ -68,7 +68,9 @@ class SparklogBatchReader(DataSourceReader):  # type: ignore[misc]
 
 
 class _OpenReader(NamedTuple):
-    """What a stream reader opens when Spark first calls it. `progress` is None if the query has no consumer group."""
+    """The objects that a stream reader opens when it is first called. `progress` is None if the query does not have a
+    consumer group.
+    """
 
     view: LogView
     planner: StreamPlanner
@@ -90,7 +92,7 @@ class SparklogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return copy, (self._task,)
 
     def _opened(self) -> _OpenReader:
-        """Open the reader if it is not open. If opening fails, the next call tries again."""
+        """Open the reader if it is not open. If opening fails, the next call retries."""
         if self._open is None:
             from sparklog.datasource.stream_plan import StreamPlanner
             from sparklog.datasource.subscription import Subscriber
@@ -137,9 +139,9 @@ class SparklogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     @user_errors()
     def partitions(self, start: OffsetJson, end: OffsetJson) -> list[InputPartition]:
         view, planner, progress = self._opened()
-        # If Spark repeats the last micro-batch after a restart, the run starts here, because Spark does not call
-        # `latestOffset` for that micro-batch. Before that, Spark plans from the latest offset to itself, and that
-        # offset may not be processed yet.
+        # If Spark repeats the last micro-batch after a restart, the run starts with this call, because Spark does not
+        # call `latestOffset` for the repeated micro-batch. Before this call, Spark plans an empty range at the latest
+        # offset, which may not have been processed yet.
         if progress is not None and start != end:
             progress.processed(start)
         return log_partitions(view, planner.ranges(start, end), self._options.read)
@@ -148,7 +150,7 @@ class SparklogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return self._task.read(partition)
 
     def stop(self) -> None:
-        """Leave the group. Correctness does not depend on this call, because Spark does not make it reliably."""
+        """Leave the group. Correctness does not depend on this call, because Spark does not always call this method."""
         with deferred_sigterm():
             if self._open is not None and self._open.progress is not None:
                 self._open.progress.finish()
@@ -157,8 +159,8 @@ class SparklogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 class FailingStreamReader(SparklogStreamReader):
     """A reader that raises an error in every call, because the actual reader could not be created.
 
-    If `streamReader` itself raised the error, Spark would fail in its clean-up and report that failure instead. Every
-    method of a stream reader but `read` opens the reader first, so the error is raised there.
+    If `streamReader` raised the error, Spark would fail during cleanup and report the cleanup failure instead. Every
+    method of a stream reader except `read` first opens the reader, so these methods raise the error.
     """
 
     def __init__(self, error: SparklogError) -> None:

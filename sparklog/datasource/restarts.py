@@ -30,8 +30,8 @@ def run_query(start: Callable[[], StreamingQuery], *, max_restarts: int = 10) ->
 
     Args:
         start: A function that creates the reader and the writer, with a `checkpointLocation`, and starts the query. The
-            function is called for each start. It must also create the reader, because `load` may fail with the same
-            error.
+            function is called for each start. The function must also create the reader, because `load` may fail with
+            the same error.
         max_restarts: The maximum number of consecutive restarts without progress.
 
     Returns:

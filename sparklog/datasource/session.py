@@ -3,16 +3,16 @@
 Spark determines the Python to start in three ways:
 
 * Tasks of UDFs and RDDs run `SparkContext.pythonExec`, which is PYSPARK_PYTHON in the environment of the Python program
-  (spark-submit sets it to `spark.pyspark.python`), or `python3` if that is not set.
-* If a program does not register the data source, the data source is planned, read and written by
-  `PythonUtils.defaultPythonExec`. This is PYSPARK_DRIVER_PYTHON in the environment of the JVM, or PYSPARK_PYTHON in
-  that environment, or `python3`. No setting changes it.
+  (spark-submit sets it to `spark.pyspark.python`), or `python3` if PYSPARK_PYTHON is not set.
+* If a program does not register the data source, `PythonUtils.defaultPythonExec` runs the planning, reads and writes of
+  the data source. Its value is PYSPARK_DRIVER_PYTHON in the environment of the JVM, or PYSPARK_PYTHON in the same
+  environment, or `python3`. The value cannot be changed by a setting.
 * The setting `spark.sql.execution.pyspark.python` overrides both for the tasks of SQL queries on executors.
 
-If one of these Pythons has no sparklog, Spark reports `[DATA_SOURCE_NOT_FOUND]`, which hides the cause. `configure` and
-`register` ensure that the processes on the driver's host run the program's Python, and that all tasks run `pythonExec`.
-The script conf/sparklog-python starts a Python without Spark's pyspark.zip, whose modules each worker would otherwise
-compile.
+If sparklog is not installed in one of these Python environments, Spark reports `[DATA_SOURCE_NOT_FOUND]`, which hides
+the cause. `configure` and `register` ensure that the processes on the driver's host use the Python of the program, and
+that all tasks use `pythonExec`. The script conf/sparklog-python starts a Python without Spark's pyspark.zip, whose
+modules each worker would otherwise compile.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 SETTINGS = {
     # Below this value, Spark computes the size of all columns after each row of a write.
     "spark.sql.execution.arrow.maxBytesPerBatch": "2147483647",
-    # Over TCP, which is the default, each Python task waits about 40 ms unnecessarily.
+    # If TCP is used, which is the default, each Python task waits about 40 ms unnecessarily.
     "spark.python.unix.domain.socket.enabled": "true",
 }
 """Settings that every session should have. conf/spark-defaults.conf contains the same settings."""
@@ -47,8 +47,8 @@ SETTINGS = {
 LAUNCHER = "sparklog-python"
 TASKS_PYTHON = "spark.sql.execution.pyspark.python"
 SUBMITTED = "PYSPARK_GATEWAY_PORT"
-"""A variable that spark-submit sets. spark-submit has started the JVM, so the environment of the JVM can no longer be
-changed.
+"""An environment variable that is set by spark-submit. If it is set, the JVM is already running, so its environment can
+no longer be changed.
 """
 
 OLDEST_TESTED, LATEST_TESTED = (4, 0), (4, 3)
@@ -62,8 +62,8 @@ _checked: set[str] = set()
 
 
 def check_version(version: str) -> None:
-    """Warn about a Spark release that is later than the tested releases. Raises BadRequest if the release has no Python
-    data sources.
+    """Log a warning if the Spark release is later than the tested releases. Raises BadRequest if the release does not
+    support Python data sources.
     """
     release = tuple(int(part) for part in re.findall(r"\d+", version)[:2])
     if release < OLDEST_TESTED:
@@ -84,8 +84,8 @@ def _warn(message: str) -> None:
 
 
 def check_pyspark(name: str) -> None:
-    """Check that PySpark is installed in a supported version. Raises BadRequest otherwise. `name` is the public
-    function that needs PySpark.
+    """Raise BadRequest unless a supported version of PySpark is installed. `name` is the public function that requires
+    PySpark.
     """
     try:
         import pyspark
@@ -104,8 +104,8 @@ def configure(builder: SparkSession.Builder, *, fast_start: bool = True) -> Spar
 
     Args:
         builder: The `SparkSession.builder`, with or without settings.
-        fast_start: Whether to start workers with `sparklog-python`, so that they import the installed and compiled
-            pyspark instead of the same release in Spark's pyspark.zip.
+        fast_start: True to start workers with `sparklog-python`, so that they import the installed and compiled pyspark
+            instead of the same release in Spark's pyspark.zip.
 
     Returns:
         The same builder.
@@ -134,16 +134,16 @@ def configure(builder: SparkSession.Builder, *, fast_start: bool = True) -> Spar
 
 
 def workers_python() -> str:
-    """Return the program that starts this Python for Spark. This is `sparklog-python` if it is installed next to this
-    Python.
+    """Return the program that starts this Python for Spark, which is `sparklog-python` if it is installed in the same
+    directory as this Python.
     """
     launcher = os.path.join(os.path.dirname(sys.executable), LAUNCHER)
     return launcher if os.access(launcher, os.X_OK) else sys.executable
 
 
 def choose_pythons(options: Mapping[str, object], environ: MutableMapping[str, str], python: str) -> dict[str, str]:
-    """Set the Pythons for a new session in `environ`, which the JVM of the session inherits. Return settings for the
-    session.
+    """Set the Python executables for a new session in `environ`, which is inherited by the JVM of the session. Return
+    settings for the session.
 
     Args:
         options: The options of the session's builder.
@@ -191,7 +191,7 @@ def register(spark: SparkSession) -> None:
     from sparklog.datasource.data_source import SparklogDataSource
 
     session = getattr(spark, "_jsparkSession", None)
-    if session is None:  # The server of Spark Connect chooses the Python, and logs that a format is replaced.
+    if session is None:  # The Spark Connect server chooses the Python executable, and logs that a format is replaced.
         check_workers(spark)
         spark.dataSource.register(SparklogDataSource)
         return
@@ -207,7 +207,7 @@ def register(spark: SparkSession) -> None:
 
 
 def _default_python(context: SparkContext) -> str:
-    """Return Spark's `PythonUtils.defaultPythonExec`, which Py4J cannot reach."""
+    """Return the value of Spark's `PythonUtils.defaultPythonExec`, which cannot be accessed with Py4J."""
     jvm: Any = context._jvm
     named = map(jvm.java.lang.System.getenv, ("PYSPARK_DRIVER_PYTHON", "PYSPARK_PYTHON"))
     return next((str(name) for name in named if name is not None), "python3")
@@ -263,7 +263,7 @@ def check_workers(spark: SparkSession) -> None:
         count = _executors(spark)
         with _own_job_group(spark) as failed_tasks:
             rows = spark.range(0, count, 1, count).select(described).collect()
-            # A task that failed on one executor may have succeeded on another executor.
+            # A task may have failed on one executor and succeeded on another executor.
             problems = [start_problem(failure, host) for host, failure in failed_tasks() if _reasons(failure)]
     except Exception as error:  # noqa: BLE001 - Spark wraps errors of workers in many classes
         raise BadRequest(f"{start_problem(str(error))}: {remedy}") from None
@@ -291,8 +291,8 @@ _GROUP = "spark.jobGroup.id"
 
 @contextmanager
 def _own_job_group(spark: SparkSession) -> Iterator[FailedTasks]:
-    """Run jobs in their own job group. Yield a function that returns the failed tasks, which is empty without a
-    context.
+    """Run jobs in a separate job group. Yield a function that returns the failed tasks. If the session does not have a
+    context, the result of the function is empty.
     """
     try:
         context = spark.sparkContext
@@ -332,7 +332,7 @@ def worker_problem(worker: Mapping[str, str], version: str) -> str:
 
 
 def start_problem(failure: str, host: str = "") -> str:
-    """Return the reason why workers do not start, and the host. Both are parsed from the text of a Spark failure."""
+    """Parse the text of a Spark failure, and return the reason why workers do not start, and the host."""
     lost = re.search(r"Lost task .*\(TID \d+\) \((\S+) executor \S+\): ", failure)
     if lost is not None:
         host, failure = host or lost[1], failure[lost.end() :]

@@ -42,16 +42,16 @@ except ImportError:
         """A limit of a micro-batch, which Spark 4.2 passes to `latestOffset`."""
 
     class ReadAllAvailable(ReadLimit):  # type: ignore[no-redef,misc]
-        """No limit."""
+        """A limit that allows all available rows."""
 
     class ReadMaxRows(ReadLimit):  # type: ignore[no-redef,misc]
-        """At most `max_rows` rows."""
+        """A limit of at most `max_rows` rows."""
 
         def __init__(self, max_rows: int) -> None:
             self.max_rows = max_rows
 
     class SupportsTriggerAvailableNow:  # type: ignore[no-redef]
-        """A reader for which Spark 4.2 fixes the end of an AvailableNow run."""
+        """A reader for which Spark 4.2 determines the end of an AvailableNow run at the start of the run."""
 
 
 try:
@@ -77,14 +77,14 @@ TRIGGER_UNKNOWN = (
 
 
 def stream_reader(reader: Any, read: ReadOptions | None = None) -> Any:
-    """Return a stream reader for this Spark release. `read` contains its options, or is None for a reader that always
-    fails.
+    """Return a stream reader for this Spark release. `read` contains the options of the reader, or is None if the
+    reader always fails.
     """
     return reader if READ_LIMITS else LimitsInside(reader, read)
 
 
 class LimitsInside(DataSourceStreamReader):  # type: ignore[misc]
-    """A stream reader for a Spark release that requests the latest offset without passing a start and a limit.
+    """A stream reader for Spark releases that request the latest offset without passing a start and a limit.
 
     A result that differs from the previous result is the end of the next micro-batch, and the start of the micro-batch
     after it. A restarted query first plans from the latest offset of its checkpoint to the same offset, or repeats an
@@ -97,7 +97,7 @@ class LimitsInside(DataSourceStreamReader):  # type: ignore[misc]
         self._at: OffsetJson | None = None
 
     def __reduce__(self) -> Any:
-        # A task gets the pickled form of the reader, because the task does not plan offsets.
+        # A task receives the pickled form of the reader, because the task does not plan offsets.
         return copy, (self._reader,)
 
     def initialOffset(self) -> OffsetJson:  # noqa: N802
@@ -148,8 +148,8 @@ def udf_of_keys(function: Callable[[pa.Array], pa.Array]) -> Any:
 
 
 def repartition_by_id(df: DataFrame, n: int, column: str) -> DataFrame:
-    """Shuffle into n tasks by a column of task numbers. In PySpark 4.0, a task may get the rows of several numbers or
-    none.
+    """Shuffle rows into n tasks by a column of task numbers. In PySpark 4.0, a task may receive the rows of several
+    task numbers or no rows.
     """
     shuffled: DataFrame
     if hasattr(df, "repartitionById"):

@@ -1,14 +1,15 @@
 """Functions for Spark's Python processes: one-line errors, warnings, and roots that stay open.
 
 Spark prints an exception of a Python data source with its entire traceback, unless `SPARK_HIDE_TRACEBACK` is set in the
-environment of the failing worker. In this case, Spark prints `<class name>: <message>`, where the class name has no
-module only if the module is `builtins`. Therefore, a deliberate error (`SparklogError`) is raised as an exception of a
-class that is created for the error, such as `[SPARKLOG_NOT_FOUND]: There is no topic 'ordres' ...`. A worker process
-ends after an error, so the variable does not affect later errors, and unexpected errors retain their tracebacks.
+environment of the failing worker. In this case, Spark prints `<class name>: <message>`, in which the class name is
+printed without a module only if the module is `builtins`. Therefore, a deliberate error (`SparklogError`) is raised as
+an exception of a class that is created for the error, such as `[SPARKLOG_NOT_FOUND]: There is no topic 'ordres' ...`. A
+worker process ends after an error, so the variable does not affect later errors, and unexpected errors retain their
+tracebacks.
 
 The processes that plan and commit writes continue to run between micro-batches, queries and sessions. A directory may
-have been deleted and created again in the meantime, so the root id is read each time before an open root is used again.
-The topic itself checks for new commits.
+have been deleted and recreated in the meantime, so the root id is read before an open root is reused. The topic checks
+for new commits.
 
 Up to Spark 4.1, each call to a worker starts with `importlib.invalidate_caches()`. Up to Python 3.12, each zip on the
 path is then read again for each of its imported packages, which takes 140 ms for the zips of Spark in each process of a
@@ -81,8 +82,8 @@ def remove_zip_finders() -> None:
 def exit_on_sigterm() -> None:
     """Raise SystemExit on SIGTERM in this process, so that `stop` is called when Spark ends a query.
 
-    Spark sends SIGTERM without calling any method before. Only processes that Spark started are changed. `stop` must do
-    its work in `deferred_sigterm`.
+    Spark sends SIGTERM without calling a method first. The signal handler is installed only in processes that Spark
+    started. `stop` must use `deferred_sigterm`.
     """
     started_by_spark = any(name.startswith("PYTHON_WORKER_FACTORY_") for name in os.environ)
     if started_by_spark and threading.current_thread() is threading.main_thread():
@@ -104,8 +105,8 @@ def _record_signal(number: int, _: object) -> None:
 
 @contextmanager
 def deferred_sigterm() -> Iterator[None]:
-    """Complete the block even if SIGTERM arrives. If SIGTERM arrived before or during the block, end the process after
-    it.
+    """Complete the block even if SIGTERM is received. If SIGTERM was received before or during the block, end the
+    process after the block.
 
     Spark closes the socket before it sends the signal. Therefore, `stop` may be called because the socket is closed,
     and then be interrupted by the signal. The process ends with the default action of the signal, because Spark's
@@ -121,7 +122,7 @@ def deferred_sigterm() -> Iterator[None]:
 
 @contextmanager
 def gc_paused() -> Iterator[None]:
-    """Disable garbage collection, which would repeatedly scan the plan of a thousand topics although all of it is in
+    """Disable garbage collection, because the garbage collector would repeatedly scan a large plan that is still in
     use.
 
     Spark's daemon collects garbage after each call.
@@ -162,7 +163,9 @@ def log_created_objects() -> Iterator[None]:
 
 
 def root_at(location: Location, *, create: bool = False) -> Root:
-    """Return the root at a location, and cache it. Raises NotFound if there is no root, unless `create` is set."""
+    """Return the root at a location, and cache the root. Raises NotFound if the root does not exist, unless `create` is
+    set.
+    """
     from sparklog.log.journal.names import read_root_id
 
     cached = _roots.get(location.root)
@@ -184,7 +187,9 @@ def root_at(location: Location, *, create: bool = False) -> Root:
 
 
 def topic_at(root: Root, name: str, options: SinkOptions) -> Topic:
-    """Return the topic of a write, and create it if allowed. Warn about options that differ from the existing topic."""
+    """Return the topic of a write, and create the topic if this is allowed. Log a warning if options differ from the
+    existing topic.
+    """
     from sparklog.log.topic.root import topic_for_writer
 
     if options.auto_create:

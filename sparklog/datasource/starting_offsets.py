@@ -8,8 +8,8 @@ again.
 
 A read can start at the committed offsets of its group (`startingOffsets=group`). If the group has no offset for a
 partition, or if the offset is out of range, `kafka.auto.offset.reset` applies, as for Kafka consumers. If this option
-is not set, a partition without an offset starts where a read without `startingOffsets` would start, and an offset that
-is out of range is data loss.
+is not set, a partition without a committed offset starts at the default of `startingOffsets`, and an offset that is out
+of range is reported as data loss.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ OTHER_ROOT = ", or the checkpoint belongs to another root. In this case, give th
 
 
 class DataLoss:
-    """Reports records that can no longer be read. The report is an error, or a single warning if
-    `failOnDataLoss=false`.
+    """Reports records that can no longer be read. An error is raised or, if `failOnDataLoss=false`, a single warning is
+    logged.
     """
 
     def __init__(self, fail: bool) -> None:
@@ -47,9 +47,9 @@ class DataLoss:
 
         Args:
             what: The sentence that describes the loss.
-            otherwise: What the query does if failOnDataLoss=false, such as "skips it".
-            hint: Another possible reason, which continues the sentence.
-            remedy: What to do if no records were lost, for example because an option contains a wrong offset.
+            otherwise: The action of the query if failOnDataLoss=false, such as "skips it".
+            hint: Another possible reason, which is appended to the sentence.
+            remedy: The action to take if no records were lost, for example because an option contains a wrong offset.
         """
         if self.fail and remedy:
             raise NotFound(f"{what}: {remedy}")
@@ -62,7 +62,9 @@ class DataLoss:
             warn(f"{what}; because failOnDataLoss=false, the query {otherwise}")
 
     def check_start(self, topic: str, partition: int, start: int, end: int, limits: Bounds) -> int:
-        """Return the start of a range. If it is below the log start, report data loss and return the log start."""
+        """Return the start of a range. If the start is below the log start offset, report data loss and return the log
+        start offset.
+        """
         if start >= limits.log_start:
             return start
         stop = min(end, limits.log_start)
@@ -74,8 +76,8 @@ class DataLoss:
         return stop
 
     def check_end(self, topic: str, partition: int, end: int, limits: Bounds, option: str = "") -> int:
-        """Return an offset. If it is above the log end, report data loss and return the log end. `option` is the option
-        that set the offset.
+        """Return an offset. If the offset is above the log end offset, report data loss and return the log end offset.
+        `option` is the option that set the offset.
         """
         if end > limits.log_end:
             what = f"Offset {end} of {topic}-{partition} is out of range: the log ends at {limits.log_end}"
@@ -87,7 +89,7 @@ class DataLoss:
 def resolve_bound(
     view: LogView, partitions: Partitions, bound: Bound, isolation: str, *, no_match_is_latest: bool
 ) -> dict[str, dict[int, int]]:
-    """Return the offset of each partition for a bound. Raises BadRequest like `check_listed`."""
+    """Return the offset of each partition for a bound. Raises BadRequest as described in `check_listed`."""
     check_listed(partitions, bound)
     result: dict[str, dict[int, int]] = {}
     special_offset = {"earliest": EARLIEST, "latest": LATEST}.get(bound.kind)
@@ -207,7 +209,7 @@ def _beyond(
 
 
 def is_unseen(view: LogView, topic: str) -> bool:
-    """Return True if this host sees no commit of a topic. A deleted topic still has its commits."""
+    """Return True if no commit of a topic is visible on this host. The commits of a deleted topic are still visible."""
     from sparklog.log.topic.root import RootView
 
     return isinstance(view, RootView) and view.root.engine.log(topic).refresh().topic_state.version < 0
@@ -227,7 +229,7 @@ def start_positions(
 
     `committed` is the result of `group_offsets`, which was called before the snapshot of `partitions` was taken.
     Offsets that were committed later could be beyond the end of the snapshot and would be reset. Raises BadRequest if
-    the partitions in the options are not the partitions that are read, and NotFound.
+    the partitions in the options are not the partitions that are read, and NotFound if an offset does not exist.
     """
     bound = read.start or Bound(default, "startingOffsets")
     if bound.kind != GROUP:
@@ -271,8 +273,8 @@ def group_offsets(view: LogView, read: ReadOptions) -> GroupOffsets:
     """Return the committed offsets at which a read starts, or an empty dict if the read does not start at committed
     offsets.
 
-    Waits until no transaction has pending offsets. Raises Unavailable if a transaction stays undecided for a minute,
-    and BadRequest if the view is not the view of a root.
+    Waits until no transaction has pending offsets. Raises Unavailable if a transaction is still undecided after a
+    minute, and BadRequest if the view is not the view of a root.
     """
     if read.start is None or read.start.kind != GROUP:
         return {}
@@ -297,7 +299,9 @@ def offsets_now(view: LogView, topics: Sequence[str], committed: GroupOffsets) -
 def batch_ranges(
     view: LogView, subscriber: Subscriber, read: ReadOptions, clock: Clock | None = None
 ) -> list[OffsetRange]:
-    """Return the ranges of a batch read, all from one snapshot. Raises BadRequest and NotFound for invalid bounds."""
+    """Return the ranges of a batch read, which are all based on one snapshot. Raises BadRequest or NotFound if a bound
+    is invalid.
+    """
     committed = group_offsets(view, read)
     topics = subscriber.take()
     present = list(topics)
@@ -316,7 +320,7 @@ def batch_ranges(
     for topic, bounds in partitions.items():
         for partition, limits in sorted(bounds.items()):
             start, end = starts[topic][partition], ends[topic][partition]
-            # A range of times may contain no records, so only offsets are compared.
+            # A time range may be empty, so only offsets are compared.
             if read.start is not None and start > end and read.start.kind == end_bound.kind == "offsets":
                 raise BadRequest(
                     f"{topic}-{partition}: {read.start.option} {start} is after {end_bound.option} {end}: swap or "

@@ -1,23 +1,23 @@
-"""Plans the offsets of micro-batches. This is the streaming source without Spark.
+"""Plan the offsets of micro-batches. This module implements the streaming source independently of Spark.
 
 Spark makes three calls:
 
 1. `initial` returns the start of a new query. The result is not stored in the checkpoint.
-2. `latest` returns the end of the next micro-batch. Spark calls it repeatedly, compares the results as strings, and
-   stores a result in its checkpoint if it differs from the previous result.
-3. `ranges` returns the offsets between two results. Spark also calls it after a restart, with results from the
+2. `latest` returns the end of the next micro-batch. Spark calls this method repeatedly, compares the results as
+   strings, and stores a result in the checkpoint if the result differs from the previous result.
+3. `ranges` returns the offsets between two results. Spark also calls this method after a restart, with results from the
    checkpoint.
 
 The planner therefore follows these rules:
 
-* The first result of `latest` contains its own start (`$start`), even if there are no records to read. While the query
-  is idle, later results are the start itself.
-* A result contains the id of each topic, so that a topic that was deleted and created again is reported as data loss.
+* The first result of `latest` contains the start of the micro-batch (`$start`), even if no records are available. While
+  the query is idle, later results are equal to the start.
+* A result contains the id of each topic, so that a recreated topic is reported as data loss.
 * A partition that is missing in a start begins at its log start.
-* Offsets in a checkpoint have existed. If this process does not see the offsets although the topic is the same, it
-  waits for caches to expire and then fails, even if `failOnDataLoss=false`, because continuing would skip records or
-  read them twice.
-* If a start contains topics or partitions that the query does not read, it belongs to another query, or the
+* The offsets in a checkpoint have existed. If the offsets are not visible to this process although the topic is the
+  same, the process waits until caches have expired, and then fails even if `failOnDataLoss=false`, because it would
+  otherwise skip records or read records twice.
+* If a start contains topics or partitions that the query does not read, the start belongs to another query, or the
   subscription has changed.
 """
 
@@ -54,7 +54,8 @@ class _Topics:
     """The topics of a query as of the latest snapshot. `refresh` replaces the snapshot.
 
     Attributes:
-        names: The topics to read, which are given by the options or match the pattern. They may not exist.
+        names: The topics to read, which are given by the options or match the pattern. Some of these topics may not
+            exist.
         existing: The topics that exist in the snapshot, sorted.
         refreshed_at: The time of the snapshot in seconds, or None before the first snapshot.
     """
@@ -77,7 +78,7 @@ class _Topics:
         self._use(self.names)
 
     def refresh(self, checkpoint_topics: Set[str] = frozenset()) -> None:
-        """Take a snapshot of the topics to read, including those of a checkpoint. List topics again if the list is too
+        """Take a snapshot of the topics to read and of the topics in a checkpoint. List topics again if the list is too
         old.
         """
         now = self._clock.now()
@@ -99,7 +100,7 @@ class _Topics:
         self._bounds = None
 
     def bounds(self) -> Partitions:
-        """Return the bounds of the partitions to read. The result is the same mapping until the next snapshot."""
+        """Return the bounds of the partitions to read. The same mapping is returned until the next snapshot."""
         if self._bounds is None:
             self._bounds = {topic: self._subscriber.partitions(topic) for topic in self.existing}
         return self._bounds
@@ -128,9 +129,10 @@ class _Topics:
 
 @dataclass(frozen=True, slots=True)
 class _IdleCall:
-    """A call of `latest` that found nothing to read. If all fields are equal in a later call, the result is also equal.
+    """A call of `latest` that did not find records to read. If all fields are equal in a later call, the result is also
+    equal.
 
-    `checkpoint` is the parsed `start`, and `unread` are the offsets in it that the query does not read.
+    `checkpoint` is the parsed `start`. `unread` contains the offsets in `start` that the query does not read.
     """
 
     start: OffsetJson
@@ -141,13 +143,14 @@ class _IdleCall:
 
 
 class StreamPlanner:
-    """Answers the calls of Spark for one running query, and stores the state between micro-batches:
+    """Handles the calls of Spark for one running query, and stores the following state between micro-batches:
 
     * `_initial`: the result of `initial`
-    * `_names_checked`: whether the topics given by the user were checked, which happens once per planner
-    * `_must_wait`: whether the next call of `latest` waits for one poll interval, because the last micro-batch was
-      empty: there were no records, or `minOffsetsPerTrigger` delayed it
-    * `_idle_call`: the last call of `latest`, if there was nothing to read, so that an equal call gets an equal result
+    * `_names_checked`: True if the topics given by the user were checked, which is done once per planner
+    * `_must_wait`: True if the next call of `latest` must wait for one poll interval, because the last micro-batch was
+      empty, or was delayed by `minOffsetsPerTrigger`
+    * `_idle_call`: the last call of `latest` if it did not find records to read, so that the same result is returned
+      for an equal call
     * `_limits`: the rate options
     * `_target`: the end of an AvailableNow run, or None for other triggers
     * `_is_finished`: the value of `is_finished`
@@ -169,7 +172,9 @@ class StreamPlanner:
         self._is_finished = False
 
     def initial(self) -> OffsetJson:
-        """Return the start of a new query. Spark calls this twice, so the planner always returns the same result."""
+        """Return the start of a new query. Spark calls this method twice, so the planner always returns the same
+        result.
+        """
         if self._initial is None:
             committed = group_offsets(self._view, self._options)
             self._topics.take_first_snapshot()
@@ -185,7 +190,7 @@ class StreamPlanner:
         return self._initial
 
     def prepare_available_now(self) -> None:
-        """Fix the end of an AvailableNow run at the current ends of the partitions."""
+        """Set the end of an AvailableNow run to the current end offsets of the partitions."""
         self._topics.refresh()
         self._target = self._topics.ends()
 
@@ -195,7 +200,7 @@ class StreamPlanner:
         return self._is_finished
 
     def latest(self, start: OffsetJson, *, limited: bool) -> OffsetJson:
-        """Return the end of the next micro-batch, or `start` itself if there is nothing to read.
+        """Return the end of the next micro-batch, or `start` if no records are available.
 
         Waits for at most one poll interval. If `limited` is False (Trigger.Once), the rate options are ignored, and the
         call does not wait.
@@ -225,7 +230,7 @@ class StreamPlanner:
             end = self._limits.plan(begin, available, bounds=self._topics.bounds(), may_delay=self._target is None)
         self._must_wait = end == begin
         result = StreamOffset(end, self._topics.ids(end), start=begin if checkpoint.initial else None)
-        # Spark compares offsets as JSON strings, so return `start` itself if there are no new records.
+        # Spark compares offsets as JSON strings, so return `start` unchanged if no new records are available.
         if _adds_to(checkpoint, result, begin):
             return result.to_json()
         self._idle_call = call if available == begin else None
@@ -233,10 +238,10 @@ class StreamPlanner:
         return start
 
     def _available(self, begin: Offsets) -> Offsets:
-        """Return where a micro-batch that starts at `begin` would end without the rate options."""
+        """Return the end of a micro-batch that starts at `begin` if rate options are not applied."""
         ends = self._topics.ends()
         if self._target is not None:
-            # A topic that was created again may be shorter than when the target was set.
+            # A recreated topic may have fewer records than when the target was set.
             target = self._target
             ends = {
                 topic: {p: min(end, target[topic][p]) for p, end in offsets.items() if p in target[topic]}
@@ -262,8 +267,8 @@ class StreamPlanner:
         return [offsets for topic in sorted(stop.positions) for offsets in self._topic_ranges(topic, base, stop)]
 
     def report(self) -> OffsetJson | None:
-        """Return the ends of the partitions in the latest snapshot, for query progress. Return None if there are no
-        topics.
+        """Return the end offsets of the partitions in the latest snapshot, for query progress. Return None if no topics
+        are read.
         """
         ends = self._topics.ends()
         return {topic: {str(p): n for p, n in sorted(ends[topic].items())} for topic in sorted(ends)} or None
@@ -280,8 +285,9 @@ class StreamPlanner:
     def _unread(self, checkpoint: StreamOffset) -> Offsets:
         """Return the offsets of a checkpoint that this query does not read, which are ignored.
 
-        Raises BadRequest if there are such offsets, unless data loss is allowed and the query reads some of the
-        offsets. If the query reads none of the offsets, the checkpoint belongs to another query.
+        Raises BadRequest if the checkpoint contains unread offsets, unless data loss is allowed and the query reads
+        some of the offsets in the checkpoint. If the query does not read any of the offsets, the checkpoint belongs to
+        another query.
         """
         unread = self._subscriber.others(checkpoint.positions)
         if not unread:
@@ -298,8 +304,8 @@ class StreamPlanner:
     def _wait_for(
         self, known: StreamOffset, topics: list[str], end_of: Callable[[Bounds], int] = log_end_of
     ) -> list[TopicPartition]:
-        """Wait for offsets that have existed, but that a cache may hide. Return the partitions that still end before
-        them.
+        """Wait for offsets that have existed, but may be hidden by a cache. Return the partitions that still end before
+        these offsets.
         """
         return wait_until_reached(
             self._view, known, self._topics.existing, lambda: self._topics.refresh_only(topics), self._clock, end_of
@@ -308,7 +314,8 @@ class StreamPlanner:
     def _wait_for_checkpoint(self, checkpoint: StreamOffset, topics: list[str]) -> None:
         """Wait for the offsets of a checkpoint that this query reads.
 
-        Raises Unavailable if caches have expired and the log still ends before them, although the topic is the same.
+        Raises Unavailable if the log still ends before these offsets after caches have expired, although the topic is
+        the same.
         """
         unread = self._subscriber.others(checkpoint.positions)
         positions = {
@@ -316,7 +323,8 @@ class StreamPlanner:
             for topic, offsets in checkpoint.positions.items()
         }
         hidden = self._wait_for(StreamOffset(positions, checkpoint.ids), topics)
-        # If the id of a topic is unknown, the topic may have been created again. The caller then reports data loss.
+        # If the id of a topic is unknown, the topic may have been recreated. In this case, the caller reports data
+        # loss.
         hidden = [(topic, partition) for topic, partition in hidden if topic in checkpoint.ids]
         if hidden:
             raise Unavailable(
@@ -350,8 +358,8 @@ class StreamPlanner:
             self._clock.sleep(rest)
 
     def _begin(self, start: StreamOffset, unread: Offsets) -> Offsets:
-        """Return the start of the micro-batch after `start`: the offsets of all existing partitions, checked for data
-        loss.
+        """Check `start` for data loss, and return the start offsets of the next micro-batch for all existing
+        partitions.
         """
         begin: Offsets = {}
         for topic in sorted(set(start.positions) - set(self._topics.existing) - set(unread)):
@@ -424,7 +432,9 @@ class StreamPlanner:
 
 
 def _adds_to(start: StreamOffset, result: StreamOffset, begin: Offsets) -> bool:
-    """Return True if a result differs from `start` in more than new partitions that are still at their beginning."""
+    """Return True if a result differs from `start`. New partitions at their log start offset are not considered a
+    difference.
+    """
     if start.initial or any(start.ids.get(topic, topic_id) != topic_id for topic, topic_id in result.ids.items()):
         return True
     positions = {topic: {**offsets, **start.positions.get(topic, {})} for topic, offsets in begin.items()}

@@ -14,7 +14,9 @@ from sparklog.opening import KAFKA_DIRECTORY, KAFKA_PARTITION, TOPIC, Location
 
 
 class Subscriber:
-    """The topics and partitions that a read subscribes to. Raises BadRequest if they do not match the path."""
+    """The topics and partitions that a read subscribes to. Raises BadRequest if the topics or partitions do not match
+    the path.
+    """
 
     def __init__(self, view: LogView, location: Location, subscription: Subscription | None) -> None:
         self._view = view
@@ -33,13 +35,15 @@ class Subscriber:
 
     @property
     def open_ended(self) -> bool:
-        """True if the user does not specify topics. In this case, existing topics are listed, and may change."""
+        """True if the user does not specify topics. In this case, the existing topics are read, which may change."""
         if self._subscription is not None:
             return self._subscription.pattern is not None and self._location.kind != TOPIC
         return self._location.kind in (KAFKA_DIRECTORY, KAFKA_PARTITION)
 
     def others(self, positions: Positions) -> dict[str, dict[int, int]]:
-        """Return the positions of topics and partitions that are not read, whether these exist or not."""
+        """Return the positions of topics and partitions that are not read, even if the topics or partitions do not
+        exist.
+        """
         assigned_partitions = self._subscription.partitions if self._subscription is not None else None
         others = {}
         for topic, offsets in positions.items():
@@ -97,7 +101,7 @@ class Subscriber:
         return lambda topic: not is_internal(topic) and self._includes(topic)
 
     def take(self) -> list[str]:
-        """Take a snapshot of the topics to read, and return their names. Raises NotFound like `existing`."""
+        """Take a snapshot of the topics to read, and return their names. Raises NotFound as described in `existing`."""
         return (
             self._matching(self._view.refresh_all(self._filter())) if self.open_ended else self.existing(self.topics())
         )
@@ -115,7 +119,7 @@ class Subscriber:
     def existing(self, topics: Sequence[str]) -> list[str]:
         """Take a snapshot of topics, and return the topics that exist. A listed topic may have been deleted since then.
 
-        Raises NotFound, like `require`, for a missing topic that the user specified.
+        Raises NotFound if a topic that the user specified does not exist.
         """
         present = self.refresh(topics)
         if not self.open_ended:

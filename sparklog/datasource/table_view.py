@@ -1,4 +1,4 @@
-"""Batch reads with `view=table`: the options and the tasks.
+"""Validate the options of batch reads with `view=table`, and plan the tasks.
 
 All records of a key are in one partition, which is read by one task, so no shuffle is required (see
 `sparklog.log.read.table_plan`). Small partitions share a task.

@@ -1,9 +1,10 @@
 """The lag of Spark's streaming queries, measured in the driver: `lags = sparklog.watch(spark)`.
 
-For a Python source, Spark's query progress contains no metrics, but two sets of offsets: the end of the latest
-micro-batch, and the end of the log when the micro-batch was planned. Their difference is the `offsetsBehindLatest` of
-Spark's Kafka source. It counts offsets that the query can read, which end at the last stable offset if the isolation
-level is read_committed. In contrast, the lag of a consumer group is measured from the log end.
+If the source is a Python data source, Spark's query progress does not contain metrics, but contains two sets of
+offsets: the end of the latest micro-batch, and the end of the log when the micro-batch was planned. The difference
+between these offsets corresponds to `offsetsBehindLatest` in Spark's Kafka source. The lag includes only offsets that
+the query can read. If the isolation level is read_committed, these offsets end at the last stable offset. In contrast,
+the lag of a consumer group is computed from the log end offset.
 """
 
 from __future__ import annotations
@@ -97,8 +98,8 @@ def watch(
 def _add_from_daemon(spark: SparkSession, lags: QueryLags) -> None:
     """Add a listener to Spark Connect in a daemon thread, and raise the errors of that thread here.
 
-    Spark Connect waits for events in a thread that is a daemon only if the adding thread is a daemon. Otherwise, the
-    process would not end.
+    Spark Connect waits for events in a thread, which is a daemon thread only if the calling thread is a daemon thread.
+    If it is not a daemon thread, the process does not exit.
     """
     failures: list[BaseException] = []
 
@@ -168,8 +169,8 @@ class QueryLags(StreamingQueryListener):  # type: ignore[misc]
 
 
 def source_lags(query: str, run_id: str, batch_id: int, index: int, source: Any) -> list[QueryLag]:
-    """Return the lag of each topic of a `SourceProgress`. It is empty for other sources, and for a source that was not
-    planned.
+    """Return the lag of each topic of a `SourceProgress`. The result is empty for other sources, and for a source that
+    was not planned.
     """
     try:
         # The offsets are either a JSON string or parsed JSON.

@@ -1,10 +1,11 @@
 """Spark's sink. Tasks upload append files, and the driver commits the files at most once per micro-batch.
 
-A failed or repeated attempt of a task leaves files that no commit references. The vacuum removes these files. There is
-no `abort`, because Spark also calls it after a commit that may have succeeded. If an option or the path sets the topic,
-all rows are written in one commit. If a column sets the topics, the write is a transaction over these topics. Its
-transactional id is the id of the query, the `txnAppId`, or a new id for a batch write without a `txnAppId`. A replayed
-micro-batch is found in the decisions of the transactional id, which list all topics of the micro-batch.
+A failed or repeated attempt of a task leaves files that no commit references. The vacuum removes these files. `abort`
+is not implemented, because Spark also calls `abort` after a commit that may have succeeded. If an option or the path
+sets the topic, all rows are written in one commit. If a column sets the topics, the write is a transaction over these
+topics. The transactional id is the id of the query, the `txnAppId`, or, if a batch write does not have a `txnAppId`, a
+new id. A replayed micro-batch is found in the decisions of the transactional id, which list all topics of the
+micro-batch.
 
 A streaming write is exactly once because its commit has a key. The key consists of the query id, which Spark stores in
 the checkpoint (or the user's `txnAppId`), and the batch id. Spark passes only the batch id to `commit`, and calls
@@ -63,7 +64,9 @@ class SinkPlan:
 
 @dataclass(frozen=True)
 class SparklogCommitMessage(WriterCommitMessage):  # type: ignore[misc]
-    """The files of a task by topic, and the ids of the query and the run, which the commit only gets from the tasks."""
+    """The files of a task by topic, and the ids of the query and the run, which are passed to the commit only by the
+    tasks.
+    """
 
     topics: tuple[TopicFiles, ...]
     query_id: str | None
@@ -71,7 +74,7 @@ class SparklogCommitMessage(WriterCommitMessage):  # type: ignore[misc]
 
 
 def write_task(plan: SinkPlan, batches: Iterable[pa.RecordBatch], job: str) -> SparklogCommitMessage:
-    """Write the rows of a task. `job` identifies the write, and selects the first partition of keyless rows."""
+    """Write the rows of a task. `job` identifies the write, and determines the first partition of keyless rows."""
     from pyspark import TaskContext
 
     from sparklog.format.kernels.kernel_choice import choice
@@ -191,8 +194,8 @@ _LOG = logging.getLogger("sparklog.datasource")
 def publish(plan: SinkPlan, messages: Sequence[SparklogCommitMessage], key: WriterKey | None) -> None:
     """Commit the files of the tasks. Several topics are committed in a transaction.
 
-    A write that was already committed with the same `key` is skipped. The epoch of the key is a time of this host's
-    clock. A streaming run that was superseded by another run fails.
+    A write that was already committed with the same `key` is skipped. The epoch of the key is a timestamp of this
+    host's clock. If a streaming run was superseded by another run, it fails.
     """
     now = SYSTEM.now()
     root = root_at(plan.location)
@@ -235,7 +238,9 @@ def _files_by_topic(messages: Iterable[SparklogCommitMessage]) -> dict[str, Topi
 
 
 def _published_with_other_option(root: Root, plan: SinkPlan, topics: dict[str, TopicFiles], writer: WriterKey) -> bool:
-    """Return True if an earlier run committed this micro-batch, but set the topics in the other way."""
+    """Return True if an earlier run committed this micro-batch, but specified the topics differently (with an option
+    instead of a column, or vice versa).
+    """
     from sparklog.log.state.slices import content_of
     from sparklog.transactions.publishing import in_decisions, in_topics
 
@@ -271,7 +276,9 @@ def plan_write(location: Location, options: Options, schema: StructType) -> Sink
 
 
 def plan_commit(location: Location, options: Options) -> SinkPlan:
-    """Plan the commit of a micro-batch without requests. The messages of the tasks contain the remaining values."""
+    """Plan the commit of a micro-batch without sending requests. The messages of the tasks contain the remaining
+    values.
+    """
     return SinkPlan(location, None, options.write, (), _topic(location, options.write.topic), None)
 
 
@@ -303,7 +310,7 @@ class SparklogBatchWriter(DataSourceArrowWriter):  # type: ignore[misc]
 
 
 class SparklogStreamWriter(DataSourceStreamArrowWriter):  # type: ignore[misc]
-    """The writer of a micro-batch. `epoch` (ms) increases with each run of the query. It is None if it is unknown."""
+    """The writer of a micro-batch. `epoch` (ms) increases with each run of the query, and is None if it is unknown."""
 
     def __init__(self, plan: SinkPlan, epoch: int | None = None) -> None:
         self._plan = plan

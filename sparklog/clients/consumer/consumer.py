@@ -72,9 +72,10 @@ def consumer(
         A `Consumer`. Close it, or use it as a context manager.
 
     Raises:
-        NotFound: If a topic does not exist. BadRequest: If an option does not exist, or has an invalid value. Conflict:
-            If the group has an exclusive owner, or if its members do not have a common assignor. Unavailable: If
-            offsets of the group have been pending in a transaction for more than a minute.
+        NotFound: If a topic does not exist.
+        BadRequest: If an option does not exist, or has an invalid value.
+        Conflict: If the group has an exclusive owner, or if its members do not have a common assignor.
+        Unavailable: If offsets of the group have been pending in a transaction for more than a minute.
 
     Example:
         with sparklog.consumer("/data/log", "billing", topics="orders", auto_offset_reset="earliest") as consumer:
@@ -250,8 +251,8 @@ class Consumer(PartitionReader, GroupConsumer):
         """Continue at the committed offsets, for example after an aborted transaction.
 
         Raises:
-            NotFound: If an offset is missing or out of range, and `auto_offset_reset` is `none`. Unavailable: If
-                offsets of the group have been pending in a transaction for more than a minute.
+            NotFound: If an offset is missing or out of range, and `auto_offset_reset` is `none`.
+            Unavailable: If offsets of the group have been pending in a transaction for more than a minute.
         """
         self._check_open()
         if self._member is not None:
@@ -288,9 +289,10 @@ class Consumer(PartitionReader, GroupConsumer):
             offsets: The next offset to read, by topic and partition. None commits the current positions.
 
         Raises:
-            Fenced: If the member was removed, or if another member owns a partition. Nothing was committed. NotFound:
-                If a topic does not exist. Conflict: If a topic was recreated, or if this consumer has manually assigned
-                partitions and the group has members.
+            Fenced: If the member was removed, or if another member owns a partition. Nothing was committed.
+            NotFound: If a topic does not exist.
+            Conflict: If a topic was recreated, or if this consumer has manually assigned partitions and the group has
+                members.
             BadRequest: If a partition or an offset is invalid, or if the consumer is closed or has no group.
         """
         self._commits.commit(self._committing(), offsets)

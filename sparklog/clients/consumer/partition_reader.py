@@ -140,9 +140,11 @@ class PartitionReader(ABC):
             Record batches with the columns that the consumer reads. The list is empty if no records arrived in time.
 
         Raises:
-            BadRequest: If the consumer is closed, or does not have topics or partitions. Wakeup: If another thread has
-                called `wakeup`. Fenced: If another process has joined as the same static member. Conflict: If a topic
-                was deleted or recreated. NotFound: If unread records were deleted and `auto_offset_reset` is `none`.
+            BadRequest: If the consumer is closed, or does not have topics or partitions.
+            Wakeup: If another thread has called `wakeup`.
+            Fenced: If another process has joined as the same static member.
+            Conflict: If a topic was deleted or recreated.
+            NotFound: If unread records were deleted and `auto_offset_reset` is `none`.
         """
         batches = self._poll(timeout, self.max_poll_records)
         for batch in batches:

@@ -148,8 +148,8 @@ class StartingPositions:
         """Return the starting offsets of partitions.
 
         Raises:
-            NotFound: If the reset policy is `none`, and an offset is not committed or is out of range. Unavailable: If
-                offsets of the group are pending in a transaction for too long.
+            NotFound: If the reset policy is `none`, and an offset is not committed or is out of range.
+            Unavailable: If offsets of the group are pending in a transaction for too long.
         """
         committed = self._committed(frozenset(partitions))
         bounds = self._bounds_after_commits(partitions, committed, heartbeat)

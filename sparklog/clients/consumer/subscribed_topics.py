@@ -74,7 +74,8 @@ class SubscribedTopics:
             new: True if topics that have not been refreshed before were created while the consumer was running.
 
         Raises:
-            NotFound: If a topic does not exist. Conflict: If a topic was recreated.
+            NotFound: If a topic does not exist.
+            Conflict: If a topic was recreated.
         """
         if not topics:
             return

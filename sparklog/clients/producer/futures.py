@@ -210,8 +210,9 @@ class RecordFuture(Future[RecordMetadata]):
 
         Raises:
             SparklogError: If the record was not published, or may not have been published. The message describes which
-                is the case. TimeoutError: If the record is not published in time (`concurrent.futures.TimeoutError`).
-                The record may still be published.
+                is the case.
+            TimeoutError: If the record is not published in time (`concurrent.futures.TimeoutError`). The record may
+                still be published.
         """
         self._wait(timeout)
         return super().result(0)

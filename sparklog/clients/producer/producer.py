@@ -278,8 +278,8 @@ class Producer:
         records.
 
         Raises:
-            BadRequest: If no transaction is open. Conflict: If the result of an earlier commit was unknown, and the
-                transaction has been committed.
+            BadRequest: If no transaction is open.
+            Conflict: If the result of an earlier commit was unknown, and the transaction has been committed.
         """
         self._transactional().abort()
 

@@ -375,8 +375,9 @@ def cut_now(root: Root, selected: Collection[str] | None = None) -> Cut:
     topics.
 
     Raises:
-        NotFound: If a selected topic has never existed. Corrupt: If a log is damaged. Unavailable: If an object is not
-            visible yet. The call can be retried.
+        NotFound: If a selected topic has never existed.
+        Corrupt: If a log is damaged.
+        Unavailable: If an object is not visible yet. The call can be retried.
     """
     store = root.store
     damaged = DamagedLogs(store, strict=selected is None, env=root.env)

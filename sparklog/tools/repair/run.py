@@ -80,8 +80,8 @@ def repair(
         A report. `repaired` lists the changes that were or would be made. `sound` is True if no problems remain.
 
     Raises:
-        NotFound: If `path` does not contain a log, or if a topic does not exist. Unavailable: If the store rejects a
-            write. Fixes that were already applied are not reverted.
+        NotFound: If `path` does not contain a log, or if a topic does not exist.
+        Unavailable: If the store rejects a write. Fixes that were already applied are not reverted.
 
     Example:
         report = sparklog.repair("/data/log", execute=True)

@@ -85,7 +85,8 @@ def verify_root(
         confirmed: findings of an earlier verification, which are reported again without waiting for caches.
 
     Raises:
-        NotFound: If the root or a topic does not exist. BadRequest: If the location is a backup repository.
+        NotFound: If the root or a topic does not exist.
+        BadRequest: If the location is a backup repository.
     """
     runner = InProcess() if runner is None else runner
     return _Verification(store, tuple(topics), quick, runner, say, env, frozenset(confirmed)).run()
