@@ -83,8 +83,8 @@ _BEGINS_WITH_DOCUMENT = re.compile(
 INDEX_MIN_BYTES = DEFAULTS.index_min_bytes
 INDEX_INTERVAL_BYTES = 256 << 10
 MAX_FOOTER_BYTES = 256 << 20
-"""No writer produces a longer footer, so a greater length is corrupt. A 1 GiB file of 512 KiB batches has a 50 KB
-footer.
+"""Maximum length of a footer. No writer produces a longer footer, so a larger length is corrupt. For example, a 1 GiB
+file of 512 KiB batches has a 50 KB footer.
 """
 
 
@@ -108,7 +108,9 @@ class SliceIndex:
         return max(0, int(np.searchsorted(self.offset, offset, side="right")) - 1)
 
     def entry_for_timestamp(self, target: int) -> int:
-        """Return the entry from which to read to find the first record with a timestamp of at least `target` (ms)."""
+        """Return the entry at which to start reading to find the first record with a timestamp of at least `target`
+        (ms).
+        """
         return max(0, int(np.searchsorted(self.max_ts, target, side="left")) - 1)
 
 
@@ -286,7 +288,7 @@ def _slices(
 ) -> tuple[WrittenSlice, ...]:
     """Return the slices of a footer with a correct checksum.
 
-    If the footer contradicts itself, its writer is at fault.
+    Raises `Corrupt` if the footer is inconsistent, which means that its writer has an error.
     """
     nbytes = table["nbytes"].astype(np.int64)
     ends = np.cumsum(nbytes)

@@ -23,8 +23,8 @@ nulls), and the offset of the array in elements.
 
 
 class KernelColumns:
-    """The addresses of keys, values, header lists, header keys, header values and header structs, one row of `table`
-    each.
+    """The addresses of keys, values, header lists, header keys, header values and header structs. `table` contains one
+    row for each of them.
 
     The object keeps the arrays alive. Key and value columns must be binary-like, or None if all cells are null. The
     header column must be `list<struct<key, value>>` (list or large_list), or None. A list that is null or empty is a

@@ -51,7 +51,7 @@ def fixed_array(values: npt.NDArray[Any], kind: pa.DataType, valid: npt.NDArray[
 def binary_array(lengths: npt.ArrayLike, data: Any, valid: npt.NDArray[np.bool_] | None = None) -> pa.BinaryArray:
     """Return a binary array of cells with these lengths, which are adjacent in `data`.
 
-    Raises `BadRequest` above 2 GB.
+    Raises `BadRequest` if the cells have more than 2 GB in total.
     """
     ends = np.zeros(np.size(lengths) + 1, np.int64)
     np.cumsum(lengths, out=ends[1:])
@@ -66,7 +66,7 @@ def _bits(valid: npt.NDArray[np.bool_] | None) -> pa.Buffer | None:
 
 
 def bytes_array(cells: Sequence[bytes | None]) -> pa.BinaryArray:
-    """Return a binary array of the cells."""
+    """Return a binary array that contains these cells."""
     valid = np.array([cell is not None for cell in cells], np.bool_)
     full = [cell or b"" for cell in cells]
     return binary_array([len(cell) for cell in full], b"".join(full), valid)

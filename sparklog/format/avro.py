@@ -1,4 +1,5 @@
-"""Avro values: plain, or in the wire format of a schema registry (a zero byte, the schema id as int32, then Avro).
+"""Avro values, either plain or in the wire format of a schema registry. In the wire format, a zero byte and the schema
+id (int32) precede the Avro bytes.
 
 The caller provides the schemas. This module never fetches schemas. Rows in the wire format may have different schemas.
 They are decoded to the last schema by Avro's rules for schema resolution. fastavro encodes and decodes the values, and

@@ -39,17 +39,17 @@ from sparklog.format.record_batch import (
 )
 
 MIN_SCAN_BYTES = 18
-"""Kafka's file scan stops if fewer bytes remain. The size includes offset and length, leader epoch or CRC, magic and
-one more byte.
+"""Minimum number of remaining bytes. If fewer bytes remain, the scan stops, as in Kafka. The bytes include the offset,
+the length, the leader epoch or CRC, the magic, and one more byte.
 """
 MAX_OFFSET = 2**63 - 2
-"""The greatest offset of a record. A record at 2^63-1 would have no next offset, because the next offset exceeds an
+"""The maximum offset of a record. If a record had the offset 2^63-1, the next offset would exceed the range of an
 int64.
 """
 MIN_LEGACY_BYTES = MIN_SIZE_FIELD + LOG_OVERHEAD
 JOINED_BATCH_BYTES = 64 << 10
-"""Minimum average batch size for combining CRCs. Combining takes 2 µs per batch, and hashing the bytes takes 60 µs per
-MiB.
+"""Minimum average batch size for which CRCs are combined. Combining takes 2 µs per batch, and hashing the bytes takes
+60 µs per MiB.
 """
 MORE_RECORDS = (
     "the batch has more records than offsets (written by some old clients); skipping the batch loses its records"
@@ -187,7 +187,9 @@ def beyond_offsets(headers: BatchHeaders, shift: int = 0) -> BoolArray:
 
 
 def header_rules(headers: BatchHeaders, shift: int = 0) -> tuple[tuple[BoolArray, str], ...]:
-    """Return the rules for batch headers as pairs (batches that break the rule, message). Offsets are shifted first."""
+    """Return the rules for batch headers as pairs. A pair consists of the batches that violate the rule, and the error
+    message. Offsets are shifted before they are checked.
+    """
     return (
         (headers.codec >= len(CODECS), "the batch has an unknown compression codec (5 to 7)"),
         (headers.count < 0, "the batch has a negative record count"),
@@ -221,7 +223,7 @@ def misplaced(
 def check_headers(headers: BatchHeaders, location: DataLocation, nbytes: int) -> None:
     """Raise `Corrupt` for an invalid header.
 
-    This check must precede any use of the sizes. `nbytes` is the size of the data.
+    Call this function before the sizes are used. `nbytes` is the size of the data.
     """
     minimum = HEADER_BYTES if headers.magic is None else np.where(headers.is_legacy, MIN_LEGACY_BYTES, HEADER_BYTES)
     rules = (

@@ -129,9 +129,10 @@ WINDOW_BYTES = 1 << 20
 """Number of bytes to read and decode at a time, so that the decompressed records of a window fit in memory."""
 HEADER_WINDOW_BYTES = 256 * 1024
 MAX_MAGIC = 127
-"""Kafka reads the magic as a signed byte and rejects negative values."""
+"""The maximum magic. Kafka reads the magic as a signed byte and rejects negative values."""
 HUGE_BATCH_BYTES = 64 * 1024 * 1024
-"""If a batch is larger, its checksum is verified in chunks before the batch is read, because its length may be corrupt.
+"""Size above which the checksum of a batch is verified in chunks before the batch is read, because the batch length may
+be corrupt.
 """
 _CRC_CHUNK_BYTES = 1024 * 1024
 
@@ -170,7 +171,8 @@ class BatchFile(ABC):
         return header is not None and self.has_valid_crc(position, header)
 
     def unknown_format_at(self, position: int) -> BatchHeaders | None:
-        """Return the header of a complete batch with an unknown, higher magic and a correct checksum, or None.
+        """Return the header of a complete batch that has an unknown, higher magic and a correct checksum, or None if
+        there is no such batch.
 
         The checksum does not cover the magic. Kafka reads such a batch like a batch of its latest format.
         """
@@ -334,9 +336,9 @@ class Damage:
 
     * `position`: position in the file
     * `size`: size of the batch at the position, or 0 if its end cannot be determined
-    * `offset`: the first missing offset, as far as it is known
+    * `offset`: the first missing offset, if it is known
     * `final`: True if no batch follows
-    * `stop`: cause of the stop (see `BatchWalk`), empty if the batch has a size
+    * `stop`: the reason why the iteration stopped (see `BatchWalk`), or empty if the batch has a size
     * `wrong_crc`: True if the checksum of the batch is wrong
     * `expected`, `limit`: range of the offsets of valid batches after the damage; a `limit` of None means unlimited
     """
@@ -513,8 +515,8 @@ def _next_span(window: Window, file: BatchFile, row: int) -> Span | None:
 
 
 def resume(file: BatchFile, position: int, expected: int, limit: int | None, *, size: int = 0) -> ResumePoint | None:
-    """Return the next valid batch after damage at `position` with offsets of at least `expected`, or None if there is
-    none.
+    """Return the next valid batch after damage at `position` whose offsets are at least `expected`, or None if there is
+    no such batch.
 
     `size` is the size of the corrupt batch according to its length field, or 0 if that size is impossible.
     """

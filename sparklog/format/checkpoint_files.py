@@ -104,7 +104,7 @@ def partition_metadata_to_bytes(topic_id: str) -> bytes:
 
 
 def _lines(data: bytes, width: int, file: str | None) -> list[tuple[int, list[str]]]:
-    """Return the line number and the fields of each entry. The version and the count are validated."""
+    """Return the line number and the fields of each entry, after validating the version and the count."""
     lines = _text(data, file).split("\n")
     if lines[-1] == "":
         lines.pop()

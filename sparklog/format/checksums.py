@@ -48,12 +48,12 @@ def appended_crc(before: int, following: int, crc: int) -> int:
 POLYNOMIAL = 0x82F63B78
 """The Castagnoli polynomial, reflected."""
 MAX_SEARCH_BYTES = 4 << 20
-"""Longer data is not searched, because the search takes about a second per one or two megabytes."""
+"""Maximum size of the data to search. The search takes about a second for one or two megabytes."""
 
 
 def flipped_bit(nbytes: int, actual: int, expected: int) -> tuple[int, int] | None:
-    """Return the (byte, bit) that must be flipped to turn the CRC `actual` of `nbytes` bytes into
-    `expected`, or None.
+    """Return the position (byte, bit) of the bit that must be flipped to change the CRC of `nbytes` bytes from `actual`
+    to `expected`, or None if there is no such bit.
     """
     if actual == expected or nbytes > MAX_SEARCH_BYTES:
         return None
@@ -69,8 +69,8 @@ def flipped_bit(nbytes: int, actual: int, expected: int) -> tuple[int, int] | No
 
 @cache
 def _tables() -> tuple[tuple[int, ...], tuple[int, ...], dict[int, int]]:
-    """Return the CRC table, the inverse of its highest bytes, and the bit for each CRC difference that a single bit
-    makes.
+    """Return the CRC table, the inverse of its highest bytes, and a map of CRC differences to the flipped bit that
+    causes each difference.
     """
     table = []
     for byte in range(256):

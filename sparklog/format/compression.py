@@ -38,26 +38,28 @@ XERIAL_BLOCK = 32 * 1024
 GZIP_MAGIC = b"\x1f\x8b"
 GZIP_DEFLATE = GZIP_MAGIC + b"\x08"
 GZIP_MIN_BYTES = 20
-"""Size of a header, an empty block and a trailer. Java ignores fewer bytes after a member."""
+"""Minimum size of a gzip member, which consists of a header, an empty block and a trailer. If fewer bytes follow a
+member, Java ignores them.
+"""
 SNAPPY_MAX_RATIO = 32
-"""A snappy element of 3 bytes yields at most 64 bytes."""
+"""Upper bound of the snappy compression ratio. A snappy element of 3 bytes decompresses to at most 64 bytes."""
 LZ4_MAX_RATIO = 256
-"""Each byte of an LZ4 match length yields at most 255 bytes."""
+"""Upper bound of the LZ4 compression ratio. Each byte of an LZ4 match length adds at most 255 bytes."""
 LZ4_MAGIC = 0x184D2204
 LZ4_WRITTEN = bytes.fromhex("04224d18604082")
 """The first bytes of a frame of independent 64 KiB blocks without sizes and checksums."""
 LZ4_BLOCK = 64 * 1024
 LZ4_BLOCK_CHECKSUM, LZ4_CONTENT_SIZE, LZ4_CONTENT_CHECKSUM = 0x10, 0x08, 0x04
-"""Flags in the descriptor of a frame."""
+"""Flags in the descriptor of an LZ4 frame."""
 ZSTD_BLOCK = 128 * 1024
 ZSTD_FIRST_BYTE = b"\x28"
 ZSTD_HEADER_BYTES = 18
-"""The maximum length of the header of a frame."""
+"""The maximum length of a zstd frame header."""
 ZSTD_CHECKSUM = 0x04
-"""The flag in the descriptor of a frame that indicates a checksum after its blocks."""
+"""The flag in the descriptor of a zstd frame that indicates a checksum after the blocks."""
 LIMIT_FLOOR, LIMIT_RATIO, LIMIT_CEILING = 64 << 20, 256, 256 << 20
-"""A batch may decompress to 64 MiB plus 256 times its size, and to at most 256 MiB. In Kafka, the default maximum of a
-compressed batch is 1 MiB.
+"""The decompressed size of a batch is limited to 64 MiB plus 256 times its compressed size, and to at most 256 MiB. In
+Kafka, the default maximum size of a compressed batch is 1 MiB.
 """
 
 ISAL_LEVELS = {-1: 2, 1: 1, 2: 2, 3: 3}
@@ -122,7 +124,8 @@ def open_stream(codec: str, data: BytesLike) -> tuple[int, Fill]:
     """Return an upper bound of the decompressed size of a stream, and a function that decompresses the stream to a
     given buffer.
 
-    Unlike `decompress`, this does not copy the result to the buffer. Raises `Corrupt` like `decompress`.
+    The function decompresses directly to the buffer, so the result does not have to be copied. Raises the errors of
+    `decompress`.
     """
     view = memoryview(data)
     opening = _OPENERS[codec](view, decompressed_limit(view.nbytes)) if codec in _OPENERS else None
@@ -271,7 +274,7 @@ def _lz4_decompress(data: memoryview, limit: int) -> bytes:
 def _open_lz4(data: memoryview, limit: int) -> tuple[int, Fill] | None:
     """Open a frame without block checksums, as Kafka clients write it.
 
-    Return None for other frames and for corrupt frames.
+    Return None if the frame has another form or is corrupt.
     """
     position, block_max, trailer = len(LZ4_WRITTEN), LZ4_BLOCK, 0
     if data[:position] != LZ4_WRITTEN:
@@ -428,12 +431,14 @@ def _zstd_contents(data: memoryview, frames: list[_ZstdFrame], limit: int) -> by
 
 
 _ZstdFrame = tuple[int, int, int, int]
-"""Start and end of a frame in its payload, its content size (-1 if not stated), and an upper bound of the content size.
+"""Start and end position of a frame in its payload, its content size (-1 if the frame does not contain it), and an
+upper bound of the content size.
 """
 
 
 def _zstd_frames(data: memoryview) -> list[_ZstdFrame]:
-    """Return the frames of a payload, except skippable frames, up to its end or up to the first incomplete frame.
+    """Return the frames of a payload, except skippable frames. The result ends at the end of the payload or before the
+    first incomplete frame.
 
     Kafka reads frames only as long as it needs more records, so it never reads corrupt bytes after the last record.
     """
@@ -467,7 +472,8 @@ def _zstd_is_skippable(data: memoryview, position: int) -> bool:
 def _zstd_frame(data: memoryview, start: int) -> _ZstdFrame:
     """Return the frame at `start`, with an upper bound of its content size. Each block has at most 128 KiB.
 
-    If a frame does not state its content size, the bound avoids a guess, and a retry if the guess is too small.
+    If a frame does not contain its content size, the buffer is allocated with the upper bound, so that decompression
+    does not have to be retried with a larger buffer.
     """
     import zstandard
 

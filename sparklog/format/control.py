@@ -46,8 +46,8 @@ ABORT, COMMIT, LEADER_CHANGE, SNAPSHOT_HEADER, SNAPSHOT_FOOTER, KRAFT_VERSION, K
 MARKER_BYTES = 78
 """Size of a transaction marker as written by a coordinator: a header and a record of 17 bytes."""
 _PLAIN_START = bytes.fromhex("20 00 00 00 08 0000")
-"""The first bytes of the record of a marker: length, attributes, both deltas, key length and key version. The type
-follows.
+"""The first bytes of a marker's record: length, attributes, both deltas, key length and key version. The marker type
+follows these bytes.
 """
 _RECORD_BYTES = MARKER_BYTES - HEADER_BYTES
 _TYPE = struct.Struct(">h")
@@ -59,8 +59,8 @@ _VALUE = struct.Struct(">hi")
 
 @dataclass(frozen=True, slots=True)
 class ControlRecord:
-    """A control record: its type (`UNKNOWN` if a later version of Kafka wrote it), and the coordinator epoch of a
-    marker.
+    """A control record. `type` is `UNKNOWN` if a later version of Kafka wrote the record. Only markers have a
+    coordinator epoch.
     """
 
     type: int
@@ -136,7 +136,8 @@ def coordinator_epochs(
 
 
 def _plain_markers(data: BytesLike, headers: BatchHeaders) -> tuple[Int64Array, ByteArray]:
-    """Return the rows of markers that have the form that coordinators write, and their records, uint8[rows, 17].
+    """Return the rows of the markers that have the form that coordinators write, and the records of these markers as
+    uint8[rows, 17].
 
     These markers have a fast path, because half of the batches in a log of small transactions can be markers.
     """

@@ -12,7 +12,7 @@ from importlib.machinery import PathFinder
 from importlib.util import find_spec, module_from_spec
 
 Checksum = Callable[..., int]
-"""Function of bytes and, optionally, the CRC of the bytes before them."""
+"""A function that returns the checksum of bytes. The optional second argument is the CRC of the preceding bytes."""
 
 
 def _load() -> Checksum:

@@ -47,7 +47,8 @@ NOT_FIXED = -2
 class RecordColumns:
     """The n decoded records of m batches, in log order.
 
-    * `offset`, `timestamp`: int64[n]; timestamps are in ms. With LogAppendTime, the timestamp is that of the batch
+    * `offset`, `timestamp`: int64[n]; timestamps are in ms. With LogAppendTime, each record has the timestamp of the
+      batch
     * `key`, `value`: `pa.BinaryArray` of n rows, or None if not requested
     * `headers`: array of `HEADERS_TYPE`, with nulls for records without headers, or None if not requested
     * `batch_rows`: int64[m], number of decoded records of each batch
@@ -100,7 +101,7 @@ def decode(
         select: bool[len(headers)], the batches to decode. Control batches are decoded unless `select` excludes them.
         append_time: timestamp (ms) that replaces the timestamps of LogAppendTime batches.
         check_crc: verify the CRCs of the batches.
-        location: where the data comes from, for error messages.
+        location: the location of the data, for error messages.
 
     Raises:
         Corrupt: a CRC does not match, a record is invalid, or a payload exceeds its limit.

@@ -42,11 +42,13 @@ from sparklog.format.record_batch import (
 
 MAX_BATCH_BYTES = 2**31 - 1
 RECORDS_PER_CRC = 16
-"""Combining a CRC takes about as much time as writing this many records, if both are interpreted."""
+"""The number of records that can be written in the time that combining a CRC takes, if both kernels are interpreted."""
 ONE_PASS_BYTES = 64 << 10
-"""Up to this size, hashing the bytes again takes less time than combining two CRCs, if both are interpreted."""
+"""Maximum size for which hashing the bytes again is faster than combining two CRCs, if both kernels are interpreted."""
 _ALL = np.empty(0, np.int64)
-"""An empty array, which as `order` means all rows, and as `lane_of` means a single lane for all rows."""
+"""An empty array. If it is passed as `order`, all rows are encoded. If it is passed as `lane_of`, all rows have the
+same lane.
+"""
 _NONE_EXPLICIT = np.empty(0, np.uint8)
 
 
@@ -86,7 +88,7 @@ class EncodeOptions:
 
 @dataclass(frozen=True)
 class EncodedSlice:
-    """The encoded batches of a slice, and the facts about them that a commit and an index record.
+    """The encoded batches of a slice, and the properties of the batches that are stored in a commit and in an index.
 
     * `buffers`: the bytes of the batches, in order
     * `positions`, `sizes`, `last_offsets`, `max_timestamps`: int64[batches]; positions and offsets are relative to the
@@ -185,7 +187,8 @@ def encode_partitions(
 def encode_rows(rows: Sequence[EncoderRows], *, options: EncodeOptions) -> Iterator[tuple[int, EncodedSlice]]:
     """Yield the partitions and slices of several groups of rows, like `encode_partitions`.
 
-    The groups are not concatenated first. Each slice can be written and freed before the next slice is compressed.
+    The groups are not concatenated before they are encoded. Each slice can be written and freed before the next slice
+    is compressed.
     """
     return _RowEncoder([_KernelRows.of(some) for some in rows]).slices(options)
 
@@ -388,7 +391,7 @@ def _slice(batches: list[_FinishedBatch], lane: Int64Array) -> EncodedSlice:
 def _crc(batches: list[_FinishedBatch], buffers: list[memoryview | bytes], sizes: Int64Array) -> int:
     """Return the CRC-32C of all bytes.
 
-    If there are many bytes, the CRC-32Cs of the batches are combined instead of hashing.
+    If there are many bytes, the CRC-32Cs of the batches are combined, and the bytes are not hashed again.
     """
     if int(sizes.sum()) <= ONE_PASS_BYTES:
         crc = 0

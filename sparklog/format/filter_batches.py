@@ -86,7 +86,7 @@ def rewrite_headers(
         append_time: new max timestamp (ms) of LogAppendTime batches. Their CRCs are corrected.
 
     Raises:
-        BadRequest: the data is read-only, a batch is outside of the data, an offset, epoch or time is out of range, or
+        BadRequest: the data is read-only, a batch extends beyond the data, an offset, epoch or time is out of range, or
             an array has the wrong shape. In these cases, nothing is changed.
     """
     source = as_bytes_array(data)
@@ -127,7 +127,7 @@ def _column(name: str, given: int | Int64Array | None, n: int, low: int, high: i
 
 
 def _rows(value: int | Int64Array, values: Int64Array) -> Int64Array:
-    """Return the batches to change. If `value` is a number, these are all batches."""
+    """Return the batches to change. If `value` is a number, all batches are returned."""
     return np.arange(len(values)) if isinstance(value, int) else np.flatnonzero(values >= 0)
 
 
@@ -298,7 +298,7 @@ class _Writer:
         return Filtered(out, headers, min_ts, source)
 
     def _write(self, plan: Int64Array, packed: ByteArray) -> ByteArray:
-        """Run the kernel for a plan, and return its output, which has gaps for new headers."""
+        """Run the kernel for a plan and return its output. The output contains gaps for new headers."""
         fields = self.fields
         action = plan[:, kernels.ACTION]
         room = np.select(
@@ -317,9 +317,9 @@ class _Writer:
         return out[:written]
 
     def _compress(self, rows: Int64Array) -> ByteArray:
-        """Rebuild and compress batches, each after a gap for its header.
+        """Rebuild and compress batches. The bytes of each batch follow a gap for its header.
 
-        Change the plan to copy the compressed batches.
+        Also change the plan, so that the compressed batches are copied.
         """
         if not len(rows):
             return _NO_BYTES

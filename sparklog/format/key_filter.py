@@ -58,16 +58,18 @@ BLOCK_BYTES = 32
 PIECE_BYTES = 1 << 20
 BITS_PER_KEY = 16
 MAX_FILL = 0.4
-"""Fraction of the bits that are set in a filter with about `BITS_PER_KEY` bits per key: 1 - (31/32)^16."""
+"""Fraction of the bits that are set in a filter with about `BITS_PER_KEY` bits per key, which is 1 - (31/32)^16."""
 RECORDS_PER_STEP = 1 << 18
 SAMPLED_RECORDS = 10_000
-"""If this many records at the beginning of a slice have no keys, the slice gets no filter."""
+"""Number of records at the beginning of a slice that are checked for keys. If none of these records has a key, no
+filter is created for the slice.
+"""
 HASHES_PER_STEP = 256
 
 HASH_KEY = HashKey(0, 0)
 Words = npt.NDArray[np.uint32]
 Hashes = npt.NDArray[np.uint64]
-"""uint64[n], one word per key."""
+"""Hashes of keys, as uint64[n] with one word per key."""
 Bools = npt.NDArray[np.bool_]
 
 
@@ -133,7 +135,9 @@ def hashes_of(keys: Sequence[bytes]) -> Hashes:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class BatchKeys:
-    """The keys of m batches: their hashes with `HASH_KEY`, uint64[n, 2], and the number of keys per batch, int64[m]."""
+    """The keys of m batches. They are stored as hashes with `HASH_KEY`, uint64[n, 2], and the number of keys per batch,
+    int64[m].
+    """
 
     hashes: npt.NDArray[np.uint64]
     counts: Int64Array
@@ -166,8 +170,8 @@ class FilterBuilder:
     def add(self, data: BytesLike, headers: BatchHeaders, keys: BatchKeys | None = None) -> None:
         """Add batches, which must be adjacent in `data`. `keys` contains their keys, if they are already known.
 
-        If the records cannot be read, the slice gets no filter. This is not an error, because the writer only copies
-        the batches.
+        If the records cannot be read, no filter is created for the slice. No error is raised, because the writer only
+        copies the batches.
         """
         if self._failed:
             return

@@ -1,4 +1,4 @@
-"""Hash record keys: with SipHash for compaction, and with Kafka's murmur2 to choose partitions.
+"""Hash record keys. Compaction uses SipHash, and the choice of partitions uses Kafka's murmur2.
 
 **SipHash-2-4** with 128 bits of output (Aumasson and Bernstein) is a keyed hash. Compaction requires that different
 keys have different hashes. With 128 bits, an accidental collision is practically impossible for any number of keys.
@@ -29,7 +29,7 @@ _WORDS = struct.Struct("<qq")
 
 @dataclass(frozen=True, slots=True)
 class HashKey:
-    """A secret hash key of 128 bits, as two 64-bit words in signed integers."""
+    """A secret hash key of 128 bits, which is stored as two 64-bit words in signed integers."""
 
     low: int = field(repr=False)
     high: int = field(repr=False)

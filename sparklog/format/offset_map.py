@@ -14,7 +14,7 @@ int64:
 |    1 | second half                                                                                         |
 |    2 | offset + 1; 0 in an empty slot, so that a new map is all zeros and unused pages take no memory      |
 
-Kafka's slots have the same 24 bytes, so a buffer of the same size contains the same number of keys. Like Kafka, filling
+A slot in Kafka also has 24 bytes, so a buffer of the same size contains the same number of keys. Like Kafka, filling
 stops when `slots * load factor` slots are used and another record with a key follows, even if the map already contains
 that key. This determines where a cleaning pass ends, and therefore the new cleaner checkpoint.
 
@@ -157,9 +157,9 @@ def slot_count(nbytes: int) -> int:
 class OffsetMap:
     """A map from keyed hashes to offsets, for at most `slots * load_factor` keys.
 
-    `expected` is the maximum number of keys to expect, if known, so that a small log does not need the memory of a
-    large map. If there are more keys, the map is full earlier. The table grows with the number of keys. While the table
-    is copied, a quarter more memory is needed. Raises `BadRequest` if the map is too small for a single key.
+    `expected` is the maximum expected number of keys, if it is known. It avoids allocating a large map for a small log.
+    If there are more keys than expected, the map becomes full earlier. The table grows with the number of keys. While
+    the table is copied, a quarter more memory is needed. Raises `BadRequest` if the map is too small for a single key.
     """
 
     def __init__(self, slots: int, load_factor: float = 0.9, expected: int | None = None) -> None:
@@ -225,7 +225,9 @@ class OffsetMap:
 
     @property
     def _growth_limit(self) -> int:
-        """The number of keys above which the table grows. At the maximum size of the table, the map is full instead."""
+        """The number of keys above which the table grows. If the table has its maximum size, the map is full at this
+        number.
+        """
         slots = len(self._table) // 3
         return self.limit if slots == self._max_slots else min(self.limit, slots // 2)
 
@@ -243,7 +245,7 @@ class OffsetMap:
         return larger
 
     def advance(self, offset: int) -> None:
-        """Record that the log up to `offset` has been added."""
+        """Record that the log up to `offset` has been added to the map."""
         self.latest_offset = max(self.latest_offset, offset)
 
     def get(self, hashes: Hashes) -> Int64s:

@@ -40,7 +40,7 @@ _LEGACY = 2
 _NOT_DECOMPRESSED = "the batch cannot be decompressed: {}"
 _CROWDED = "{} records do not fit into the batch"
 TOGETHER_BYTES = 16 << 20
-"""Size of the groups that `payloads` decompresses. Several groups are concatenated afterwards."""
+"""Size of the groups of batches that `payloads` decompresses together. The groups are concatenated afterwards."""
 
 
 def payloads(
@@ -144,7 +144,7 @@ def _group(out: ByteArray, edges: list[int], first: int, stored: int) -> Payload
 class RecordFields:
     """The positions and fields of n records of m batches, in log order.
 
-    Each field is an array. A record takes 50 bytes.
+    Each field is an array. The fields of a record need 50 bytes.
 
     * `batch`: int32[n], row of the record's batch in the headers
     * `batch_rows`: int64[m], number of records of each batch

@@ -3,7 +3,7 @@
 | bytes | field                 | meaning                                                                    |
 |------:|-----------------------|----------------------------------------------------------------------------|
 |     2 | version               | 1                                                                          |
-|     4 | crc                   | CRC-32C of all bytes from 6 on                                             |
+|     4 | crc                   | CRC-32C of all bytes after this field                                             |
 |     4 | number of entries     |                                                                            |
 |  46 n | entries:              |                                                                            |
 |     8 | producerId            |                                                                            |
@@ -16,8 +16,8 @@
 |     8 | currentTxnFirstOffset | first offset of its open transaction, -1: none                             |
 
 Integers are big-endian. Kafka accepts entries in any order, because it writes them in the order of a hash map. This
-module sorts entries by producer id. If a broker has a snapshot, it recovers the producers by reading the log only from
-the snapshot's offset on.
+module sorts entries by producer id. If a broker has a snapshot, it recovers producer state from the snapshot, and then
+reads the log only from the offset of the snapshot.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ ENTRY = struct.Struct(">qhiqiqiq")
 
 @dataclass(frozen=True, slots=True)
 class ProducerEntry:
-    """The state of a producer. The fields are those of the table in the module docstring, in the same order."""
+    """The state of a producer. The fields have the same order as in the table in the module docstring."""
 
     producer_id: int
     producer_epoch: int

@@ -52,7 +52,7 @@ MAGIC_POSITION = 16
 MIN_SIZE_FIELD = 14
 """The smallest size field of all formats (magic 0 without key and value)."""
 MIN_RECORD_BYTES = 7
-"""One byte each for length, attributes, two deltas, two lengths and the header count."""
+"""Minimum size of a record, with one byte each for length, attributes, two deltas, two lengths and the header count."""
 
 CODEC_MASK = 0x07
 LOG_APPEND_TIME_BIT = 0x08
@@ -102,7 +102,8 @@ _CRC_STRUCT = struct.Struct(">I")
 class BatchHeader:
     """The fields of a header as stored in the batch. `size` is the size of the entire batch in bytes.
 
-    If `magic` is not 2, the header is that of a message of an old format. Such messages are only read.
+    If `magic` is not 2, the header belongs to a message of an old format. Messages of old formats are only read, and
+    never written.
     """
 
     base_offset: int
@@ -199,7 +200,7 @@ class BatchHeaders:
 
     @property
     def timestamp_type(self) -> npt.NDArray[np.int8]:
-        """int8: `CREATE_TIME`, `LOG_APPEND_TIME` or `NO_TIMESTAMP_TYPE`."""
+        """The timestamp type as int8, which is `CREATE_TIME`, `LOG_APPEND_TIME` or `NO_TIMESTAMP_TYPE`."""
         types = self.is_log_append_time.astype(np.int8)
         return types if self.magic is None else np.where(self.magic == 0, NO_TIMESTAMP_TYPE, types).astype(np.int8)
 
@@ -245,7 +246,9 @@ COLUMNS = tuple(f.name for f in fields(BatchHeaders) if f.name not in ("end", "s
 
 @dataclass(frozen=True)
 class DataLocation:
-    """The location of data, for error messages: byte `file_position` of `file`. `shift` is added to offsets."""
+    """The location of data for error messages. The data starts at byte `file_position` of `file`. `shift` is added to
+    offsets.
+    """
 
     file: str | None = None
     file_position: int = 0

@@ -91,7 +91,7 @@ class OffsetIndex:
 
     @classmethod
     def max_entries(cls, segment_index_bytes: int) -> int:
-        """Return the number of entries at which a segment must roll (`segment.index.bytes`)."""
+        """Return the number of entries at which a segment must roll because of `segment.index.bytes`."""
         return segment_index_bytes // cls.ENTRY_BYTES
 
     def lookup(self, offset: int) -> tuple[int, int]:
@@ -102,8 +102,9 @@ class OffsetIndex:
     def covers(self, positions: Int64Array, interval: int) -> bool:
         """Return True if the entries cover the entire segment, whose batches start at `positions`.
 
-        Two entries are at most `interval` bytes plus one batch apart, or plus one fetch if a follower wrote the index.
-        An empty index passes Kafka's sanity check, but then every lookup reads the segment from its start.
+        The distance between two entries is at most `interval` bytes plus one batch. If a follower wrote the index, it
+        is at most `interval` bytes plus one fetch. An empty index passes Kafka's sanity check, but then every lookup
+        reads the segment from its start.
         """
         if len(positions) < 2:
             return True
@@ -189,7 +190,7 @@ class TimeIndex:
     def max_entries(cls, segment_index_bytes: int) -> int:
         """Return the number of entries at which a segment must roll.
 
-        One more entry is reserved for closing the segment.
+        The result is reduced by one, because one entry is reserved for closing the segment.
         """
         return segment_index_bytes // cls.ENTRY_BYTES - 1
 

@@ -18,7 +18,7 @@ INT64_MAX = 2**63 - 1
 
 @dataclass(frozen=True, slots=True)
 class InCommit:
-    """A column as a list in the description of a file in a commit, with one value per slice.
+    """The representation of a column in a commit. It is a list in the description of a file, with one value per slice.
 
     * `order`: position of the list in the description of a file
     * `name`: name of the list
@@ -37,7 +37,9 @@ class InCommit:
 
 @dataclass(frozen=True, slots=True)
 class InFooter:
-    """A column as a field in the slice table of a footer: its position and its numpy type."""
+    """The representation of a column in a footer. It is a field in the slice table of the footer, with a position and a
+    numpy type.
+    """
 
     order: int
     type: str
@@ -45,7 +47,8 @@ class InFooter:
 
 @dataclass(frozen=True, slots=True)
 class SliceColumn:
-    """A column: its name and numpy type in the slice table, and its names in checkpoints, commits and footers.
+    """A column of the slice table. It has a name and a numpy type in the slice table, and names in checkpoints, commits
+    and footers.
 
     `planned` is True if a plan contains the column, for the tasks that read or rewrite the slice.
     """
@@ -90,7 +93,7 @@ SLICE_COLUMNS = (
 
 @dataclass(slots=True, eq=False)
 class SliceRow:
-    """The columns of one slice that describe its bytes and their contents."""
+    """The columns that describe the bytes of one slice and the contents of these bytes."""
 
     position: int
     size: int
@@ -119,8 +122,8 @@ FOOTER_FIELDS = [(attribute, kind) for _, attribute, _, kind in _FOOTER]
 WRITTEN = {attribute: name for _, attribute, name, _ in _FOOTER}
 """The attributes of a `WrittenSlice` that a footer contains, with the names of their columns."""
 written_values = attrgetter(*WRITTEN)
-"""Function that returns these attributes of a `WrittenSlice`. For a `FileSlices`, it returns arrays with a value per
-slice.
+"""A function that returns the attributes in `WRITTEN` of a `WrittenSlice`. If it is called with a `FileSlices`, it
+returns arrays with one value per slice.
 """
 PLANNED = tuple(column.name for column in SLICE_COLUMNS if column.planned and column.name != "partition")
 """The columns of a plan. The partition is not included, because it is the same for all slices of a plan."""

@@ -48,7 +48,7 @@ def numbered_row(row: int) -> str:
 
 
 class ValueFormat:
-    """A format with a name. This class implements `string`. `json_text` is True if the text form is JSON."""
+    """A named format. This base class implements the format `string`. `json_text` is True if the text form is JSON."""
 
     json_text = False
 
@@ -232,7 +232,7 @@ class JsonFormat(ValueFormat):
     json_text = True
 
     def decode(self, column: pa.Array, row_name: RowName = numbered_row, kind: pa.DataType | None = None) -> pa.Array:
-        """Return the values, all of the same type.
+        """Return the values as a column with one type.
 
         Arrow infers the type from the entire column, and not from each chunk.
         """
@@ -260,7 +260,7 @@ class JsonFormat(ValueFormat):
 def loads(text: str) -> Any:
     """Parse JSON.
 
-    Raises `ValueError` for invalid JSON, for NaN and infinities, and for values that are nested too deeply.
+    Raises `ValueError` if the JSON is invalid, contains NaN or an infinity, or is nested too deeply.
     """
     try:
         return json.loads(text, parse_constant=_no_constant)

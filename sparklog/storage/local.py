@@ -253,8 +253,8 @@ class LocalStore(FolderStore):
         return (item.name for item in items if not (item.is_file or item.name.startswith(_NFS_PREFIX)))
 
     def self_check(self) -> None:
-        """Check link counts and the fsync of directories. The error `BadRequest` contains the mount. All created files
-        are deleted.
+        """Check link counts and the fsync of directories. Raises `BadRequest`, with the mount, if a check fails.
+        Created files are deleted.
         """
         missing = [self._path]
         while not os.path.isdir(missing[-1]):
@@ -383,7 +383,8 @@ class LocalStore(FolderStore):
     def _sync_folder(self, folder: str, *, must: bool = True) -> int:
         """Sync a directory, and return its inode.
 
-        If `must` is False, errors are ignored. It is False for the root's parent, which may belong to another user.
+        If `must` is False and permission is denied, return -1. `must` is False for the root's parent, which may belong
+        to another user.
         """
         try:
             fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)

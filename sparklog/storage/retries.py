@@ -85,7 +85,7 @@ class Backoff:
         self._elapsed_ms = self._clock.stopwatch()
 
     def is_over(self) -> bool:
-        """Return True if the time limit has passed, or after `_MAX_ATTEMPTS`."""
+        """Return True if the time limit has passed, or if there were `_MAX_ATTEMPTS` attempts."""
         return self.tries >= _MAX_ATTEMPTS or self._elapsed_ms() > self._limit_ms
 
     def sleep(self) -> None:

@@ -45,15 +45,17 @@ from sparklog.format.kernels.kernel_memory import (
 
 HEADER_BYTES = 61
 KEY, VALUE, LIST, HEADER_KEY, HEADER_VALUE, STRUCT = range(6)
-"""Rows of the column table."""
+"""Row numbers in the column table."""
 MAX_RECORD = 2**31 - 1 - HEADER_BYTES
 AHEAD = 12
-"""Number of rows to prefetch ahead if `order` is given, because the hardware cannot predict the order."""
+"""Number of rows by which the prefetch is ahead if `order` is given. Prefetching is required because the hardware
+cannot predict the order.
+"""
 
 BATCHES, ERROR_ROW, STATE_SIZE = range(3)
 """Indices in the state array."""
 OK, NULL_HEADER, TOO_LARGE = range(3)
-"""Error codes."""
+"""Error codes of the kernels."""
 
 # Columns of the lane table: the totals that `measure` computes, followed by the state of each lane.
 LANE_ROWS, LANE_BYTES, LANE_NULL_KEYS, LANE_MIN_TIME, LANE_CONTENT, LANE_FREE_ROWS, LANE_FREE_CONTENT = range(7)
@@ -64,7 +66,10 @@ BATCH_LANE, BATCH_AT, BATCH_SIZE, BATCH_ROWS, BATCH_BASE_TIME, BATCH_MAX_TIME, B
 
 @helper
 def cell(offsets: int, wide: int, data: int, validity: int, index: int) -> tuple[int, int]:
-    """Return the length (-1 for null) and the address of a cell. `index` includes the offset of the array."""
+    """Return the length of a cell (-1 for null) and the address of the cell.
+
+    `index` includes the offset of the array.
+    """
     if offsets == 0 or (validity != 0 and not (load_u8(validity + (index >> 3)) >> (index & 7)) & 1):
         return -1, 0
     if wide:
@@ -130,8 +135,8 @@ def cell_size(length: int) -> int:
 
 @helper
 def headers_size(columns: Any, first: int, count: int) -> int:
-    """Return the size of `count` headers from entry `first` on, without the count, or -1 if a header or its key is
-    null.
+    """Return the encoded size of `count` headers, starting at entry `first` and excluding the header count. Return -1
+    if a header or its key is null.
     """
     size = 0
     for entry in range(first, first + count):
@@ -146,7 +151,7 @@ def headers_size(columns: Any, first: int, count: int) -> int:
 
 @helper
 def headers_content(columns: Any, first: int, count: int) -> int:
-    """Return the size of the keys and values of `count` headers from entry `first` on."""
+    """Return the size of the keys and values of `count` headers, starting at entry `first`."""
     content = 0
     for entry in range(first, first + count):
         key_length, _ = header_cell(columns, HEADER_KEY, entry)

@@ -78,7 +78,7 @@ def join_crcs(crcs: Any, lengths: Any) -> int:
 
 @kernel(INT64(INT64_IN, INT64_IN, INT64_IN))
 def change_crcs(crcs: Any, changes: Any, following: Any) -> Any:
-    """Return the CRC-32Cs of data after a big-endian int64 in each was xor-ed with `changes`.
+    """Return the CRC-32Cs of several pieces of data after a big-endian int64 in each piece was xor-ed with `changes`.
 
     `following` is the number of bytes after the int64.
     """
@@ -130,7 +130,7 @@ def murmur2_bytes(cursor: int, length: int) -> int:
 
 @kernel(VOID(INT64_IN, INT, INT32))
 def murmur2_cells(column: Any, partitions: int, out: Any) -> None:
-    """Write the murmur2 of each cell as int32 if `partitions` is 0, and otherwise the partition of each cell.
+    """Write the murmur2 of each cell as int32 if `partitions` is 0. Otherwise, write the partition of each cell.
 
     A null cell has murmur2 0 and partition -1.
     """

@@ -16,11 +16,14 @@ from typing import Any
 from sparklog.format.kernels.kernel_memory import Kind, Signature
 
 LOADING_IS_WORTH = 50_000
-"""Interpreting this many records takes about as much CPU time as loading numba (docs/design/performance.md)."""
+"""The number of records whose interpretation takes about as much CPU time as loading numba
+(docs/design/performance.md).
+"""
 
 
 class Choice:
-    """The mode in which the kernels of a process run: interpreted for another `left` records, then compiled.
+    """The mode in which the kernels of a process run. Kernels are interpreted for another `left` records, and then
+    compiled.
 
     * `loaded`: the number of compiled kernels that were loaded
     * `is_preloading`: True while a thread loads kernels that other threads continue to interpret
@@ -32,7 +35,7 @@ class Choice:
         self.is_preloading = False
 
     def compiled(self, records: int) -> bool:
-        """Add a call that processes `records` records, and return True if the call should run compiled code."""
+        """Count a call that processes `records` records. Return True if the call should run compiled code."""
         self.left = self.left - records if records <= self.left else -1
         return self.left < 0 and not self.is_preloading
 
@@ -46,7 +49,7 @@ choice = Choice()
 
 
 class Kernel:
-    """A kernel. A direct call runs compiled code. `sized` chooses the mode, given the number of records."""
+    """A kernel. A direct call runs compiled code. `sized` chooses the mode based on the number of records."""
 
     def __init__(self, function: Callable[..., Any], signature: Signature) -> None:
         self.function = function
@@ -60,7 +63,7 @@ class Kernel:
         return self.load() if choice.compiled(records) else self.interpreted
 
     def load(self) -> Callable[..., Any]:
-        """Return the compiled kernel; the first call loads it from the cache or compiles it."""
+        """Return the compiled kernel. The first call loads the kernel from the cache or compiles it."""
         if self._compiled is None:
             from sparklog.format.kernels.native_kernels import compiled
 
@@ -85,7 +88,9 @@ def _plain(kind: Kind, argument: Any) -> Any:
 
 
 def preload(*kernels: Kernel) -> None:
-    """Load compiled kernels. Meanwhile, other threads interpret all kernels, so that they do not wait."""
+    """Load compiled kernels. While the kernels are being loaded, other threads interpret all kernels, so that they do
+    not have to wait.
+    """
     choice.is_preloading = True
     try:
         for each in kernels:

@@ -25,7 +25,7 @@ SLACK = 64
 _INT64 = 1 << 64
 _SIGN = 1 << 63
 _memory: Any = memoryview((ctypes.c_ubyte * (_SIGN - 1)).from_address(0)).cast("B")
-"""The memory of this process."""
+"""A view of the entire memory of this process."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -49,7 +49,7 @@ ROWS, KEY_BYTES, VALUE_BYTES, KEY_NULLS, VALUE_NULLS, HEADER_ROWS, HEADER_KEY_BY
 HEADER_NULLS, HEADER_VALUE_NULLS, ERROR_BATCH, ERROR_POSITION, ERROR_OFFSET, STATE_SIZE = range(8, 14)
 
 OK, LENGTH, FIELDS, ORDER, REMAINING, TOO_LARGE = range(6)
-"""Error codes."""
+"""Error codes of the kernels."""
 
 KEPT_RECORDS, KEPT_BYTES, MIN_TIME, MAX_TIME, FIRST_TIME, SURVEY_FIELDS = range(6)
 """Columns of the table that `survey` fills with totals of the retained records of each batch."""
@@ -59,7 +59,7 @@ ACTION, FIRST_ROW, RECORDS, BASE_TIME, FIXED, FIXED_TIME, FROM, FROM_AT, FROM_SI
 BASE_DELTA, OUT_AT, OUT_SIZE, PLAN_FIELDS = range(9, 13)
 """BASE_DELTA is added to the base offset and subtracted from offset deltas."""
 NOTHING, COPY, EMPTY, REBUILD = range(4)
-"""Actions."""
+"""Actions of a plan for a batch."""
 
 RECORD_GROWTH = 16
 """A record grows by at most 13 bytes: 4 bytes in its length, and 9 bytes in its timestamp delta."""
@@ -69,7 +69,7 @@ MISMATCH = 10
 
 @helper
 def read_varint(cursor: int, end: int) -> tuple[int, int]:
-    """Return a zig-zag int32 and the address after it.
+    """Decode a zig-zag encoded int32. Return the value and the address after it.
 
     The address is `BAD` if the varint is truncated or has a sixth byte.
     """
@@ -92,7 +92,7 @@ def read_varint(cursor: int, end: int) -> tuple[int, int]:
 
 @helper
 def read_varlong(cursor: int, end: int) -> tuple[int, int]:
-    """Return a zig-zag int64 and the address after it.
+    """Decode a zig-zag encoded int64. Return the value and the address after it.
 
     The address is `BAD` if the varint is truncated or has an eleventh byte.
     """

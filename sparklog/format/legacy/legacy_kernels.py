@@ -44,9 +44,11 @@ V0_BYTES = 14
 V1_BYTES = 22
 """Minimum sizes of a message, without its offset and size fields."""
 CRC_START = 16
-"""Position in an entry. The CRC-32 covers all bytes after the CRC field."""
+"""Position in an entry at which the data of the CRC-32 starts. The CRC-32 covers all bytes after the CRC field."""
 RECORD_GROWTH = 6
-"""A record of format v2 has at most 32 bytes in addition to key and value. An entry of format v0 has 26 bytes."""
+"""Maximum growth of a record. A record of format v2 has at most 32 bytes in addition to key and value, and an entry of
+format v0 has 26 bytes.
+"""
 _POLYNOMIAL = 0xEDB88320
 _NO_TIMESTAMP = -1
 
@@ -54,7 +56,7 @@ _NO_TIMESTAMP = -1
 def _crc_table() -> Any:
     """Return int64[8 * 256], which is used to compute a CRC-32 eight bytes at a time.
 
-    Row k is for a byte followed by k bytes.
+    Row k of the table applies to a byte that is followed by k bytes.
     """
     state = np.arange(256, dtype=np.int64)
     for _ in range(8):
@@ -89,7 +91,8 @@ def big_i64(pointer: int) -> int:
 
 @kernel(INT(BYTES_IN, INT, TABLE, INT64))
 def find_messages(data: Any, start: int, table: Any, state: Any) -> int:
-    """Fill a column of `table` for each message of format v0 or v1 from `start` on. Return the number of messages.
+    """Fill a column of `table` for each message of format v0 or v1, starting at position `start`. Return the number of
+    messages.
 
     Stops at the first message that is incomplete, has an invalid size or has another format. `state[END]` receives the
     position of this message.

@@ -63,17 +63,19 @@ BEFORE_KEY = (18, 26)
 """Position of the key's length field in an entry, by magic."""
 CRC_START = MAGIC_POSITION
 LONG_MESSAGE = 2048
-"""Size from which zlib's CRC-32 is faster than the kernel. The kernel does not need a call per message."""
+"""Minimum message size for which zlib's CRC-32 is faster than the kernel, although zlib must be called for each
+message.
+"""
 USUAL_MESSAGE = 100
 """Typical size of a message in bytes, which is used to estimate the number of messages."""
 _FIELDS = ((0, 8, True), (8, 12, True), (12, 16, False), (17, 18, False), (18, 26, True))
 NOTHING = -1
-"""Value of leader epoch and producer fields, which these formats do not have."""
+"""Value of the leader epoch and of the producer fields, which do not exist in formats v0 and v1."""
 _GZIP, _SNAPPY, _LZ4 = 1, 2, 3
 
 
 def find_entries(data: BytesLike, start: int) -> BatchHeaders:
-    """Return the complete entries of formats v0 and v1 from `start` up to the first entry of another format."""
+    """Return the complete entries of formats v0 and v1 between `start` and the first entry of another format."""
     from sparklog.format.legacy import legacy_kernels as kernels
 
     source = as_bytes_array(data)
@@ -99,7 +101,10 @@ def header_at(data: bytes) -> BatchHeaders:
 
 
 def _headers(columns: Iterable[Int64Array], end: int) -> BatchHeaders:
-    """Return a row per entry, as if no entry were compressed. `columns` are the columns of the kernel."""
+    """Return one row per entry, as if no entry were compressed.
+
+    `columns` contains the columns that the kernel filled.
+    """
     position, size, offset, crc, attributes, timestamp, magic = columns
     n = len(position)
     none = np.full(n, NOTHING, np.int64)
@@ -135,7 +140,7 @@ def merge_entries(headers: BatchHeaders, groups: Sequence[tuple[int, BatchHeader
 
 
 def resolve_wrappers(data: BytesLike, headers: BatchHeaders) -> BatchHeaders:
-    """Return the headers with the actual offsets and record counts of wrappers, which must be decompressed for this.
+    """Decompress wrappers, and return the headers with the actual offsets and record counts of the wrappers.
 
     The row of a corrupt wrapper has the widest possible range of offsets, so that every reader of any of these offsets
     reads the wrapper, and gets the error that `records` raises.

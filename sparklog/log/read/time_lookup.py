@@ -235,7 +235,7 @@ MAX_TIMESTAMP = 2**63 - 1
 def offsets_of_max_timestamp(
     view: LogView, topic: str, isolation: str = READ_UNCOMMITTED
 ) -> dict[int, TimestampOffset | None]:
-    """Return the first readable record with the maximum timestamp of each partition, or None if there is no record."""
+    """Return the first readable record with the maximum timestamp in each partition, or None if it is empty."""
     partitions = list(view.bounds(topic))
     first = view.offsets_for_timestamps(topic, dict.fromkeys(partitions, 0), isolation)
     last = view.offsets_for_timestamps(topic, dict.fromkeys(partitions, MAX_TIMESTAMP), isolation)
