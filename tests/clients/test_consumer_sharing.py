@@ -188,6 +188,25 @@ def test_a_failed_leave_after_max_poll_interval_is_retried(
     assert noted.take() == [("assigned", [0, 1, 2, 3]), ("lost", [0, 1, 2, 3]), ("assigned", [0, 1, 2, 3])]
 
 
+def test_a_member_that_polls_while_the_group_cannot_be_written_does_not_leave(
+    world: ConsumerWorld, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    noted = Noted()
+    one = world.consumer(listener=noted, max_poll_interval_ms=60_000, session_timeout_ms=45_000)
+    one.poll()
+    with caplog.at_level(logging.WARNING):
+        with monkeypatch.context() as broken:
+            broken.setattr(one.membership.group, "write", fail)
+            for _ in range(30):
+                world.now_ms += 3_000
+                one.poll()
+        one.poll()
+        one.poll()
+    assert "could not commit to its group" in caplog.text
+    assert "leaves group" not in caplog.text
+    assert noted.take() == [("assigned", [0, 1, 2, 3])]
+
+
 def test_a_member_that_polls_while_a_heartbeat_waits_for_the_lock_does_not_leave(world: ConsumerWorld) -> None:
     one = world.consumer(max_poll_interval_ms=20_000)
     one.poll()

@@ -166,8 +166,10 @@ class SharedMember(ConsumerMember):
 
     def polled(self) -> None:
         with self._lock:
-            self._heartbeat()
+            self._leave_if_idle()
+            # The program has polled even if the heartbeat fails.
             self._polled_at = self._env.now()
+            self._send_heartbeat()
 
     def heartbeat(self) -> None:
         """Send a heartbeat if one is due. If the program has not polled for too long, leave the group.
@@ -175,14 +177,17 @@ class SharedMember(ConsumerMember):
         If the entry cannot be written, the next call retries.
         """
         with self._lock:
-            self._heartbeat()
+            self._leave_if_idle()
+            self._send_heartbeat()
 
-    def _heartbeat(self) -> None:
-        if self._stopped:
-            return
-        idle_ms = self._env.elapsed_ms(self._polled_at)
-        if idle_ms < self._max_poll_interval_ms:
+    def _send_heartbeat(self) -> None:
+        if not self._stopped:
             self.membership.heartbeat_if_due()
+
+    def _leave_if_idle(self) -> None:
+        """Leave the group if the program has not polled for `max_poll_interval_ms`."""
+        idle_ms = self._env.elapsed_ms(self._polled_at)
+        if self._stopped or idle_ms < self._max_poll_interval_ms:
             return
         self._must_refresh = True
         # Leave the group before stopping the heartbeats, because a stopped member would not retry after a failure.
