@@ -321,6 +321,65 @@ def test_members_with_a_pattern_are_assigned_new_topics(world: ConsumerWorld) ->
     assert read == []
 
 
+def pattern_consumer(world: ConsumerWorld, **how: Any) -> Consumer:
+    """Return a consumer of the topics `a` and `ab`, which has read a record of each topic."""
+    world.root().create_topic("ab", partitions=1)
+    for topic in ("a", "ab"):
+        append(world, topic, 0, topic)
+    consumer = world.consumer(None, pattern="a.*", **how)
+    assert sorted(everything(consumer)) == ["a", "ab"]
+    return consumer
+
+
+def test_a_deleted_topic_of_a_pattern_is_removed_although_its_positions_are_not_committed(world: ConsumerWorld) -> None:
+    noted = Noted()
+    one = pattern_consumer(world, listener=noted)
+    noted.take()
+    world.root().delete_topic("ab")
+    # An automatic commit is due.
+    world.now_ms += 6_000
+    append(world, "a", 1, "more")
+    assert everything(one) == ["more"]
+    assert one.positions() == {"a": {0: 1, 1: 1, 2: 0, 3: 0}}
+    world.now_ms += 6_000
+    assert everything(one) == []
+    assert one.assignment() == {A0, A1, A2, A3}
+    assert noted.take() == [("revoked", [0])]
+    assert world.committed()[A0] == 1
+    # A topic that is created again is read from its start.
+    world.root().create_topic("ab", partitions=1)
+    append(world, "ab", 0, "new")
+    world.now_ms += 300_000
+    assert everything(one) == ["new"]
+    assert one.positions()["ab"] == {0: 1}
+
+
+def test_a_failed_write_of_a_changed_subscription_is_retried(
+    world: ConsumerWorld, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one = pattern_consumer(world, enable_auto_commit=False)
+    world.root().delete_topic("ab")
+    with monkeypatch.context() as broken:
+        broken.setattr(one.membership.group, "write", fail)
+        with pytest.raises(Unavailable):
+            one.poll()
+    assert one.membership.member.topics == ("a", "ab")
+    assert everything(one) == []
+    assert one.membership.member.topics == ("a",)
+    assert one.assignment() == {A0, A1, A2, A3}
+
+
+def test_a_member_that_rejoins_does_not_subscribe_to_a_deleted_topic(world: ConsumerWorld) -> None:
+    one = pattern_consumer(world)
+    world.root().delete_topic("ab")
+    one.membership.leave()
+    world.now_ms += 6_000
+    # The record was not committed before the member was removed.
+    assert everything(one) == ["a"]
+    assert one.assignment() == {A0, A1, A2, A3}
+    assert one.membership.member.topics == ("a",)
+
+
 def test_polling_the_group_costs_a_request_per_heartbeat_interval(world: ConsumerWorld) -> None:
     consumer = world.consumer(heartbeat_interval_ms=5_000, enable_auto_commit=False)
     consumer.poll()

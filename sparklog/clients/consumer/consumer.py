@@ -330,11 +330,12 @@ class Consumer(PartitionReader, GroupConsumer):
 
     def _plan(self) -> bool:
         try:
-            return self._fetcher.plan() or (self._member is not None and self._rebalances.follow(self._member))
-        except NotFound:
-            if not self._refresh_matches():
-                raise
-            return True
+            try:
+                return self._fetcher.plan() or (self._member is not None and self._rebalances.follow(self._member))
+            except NotFound:
+                if not self._refresh_matches():
+                    raise
+                return True
         except Fenced as error:
             self._lose(error)
             return False
@@ -350,9 +351,6 @@ class Consumer(PartitionReader, GroupConsumer):
             except Fenced as error:
                 self._lose(error)
                 self._do_due()
-        except NotFound:
-            if not self._refresh_matches():
-                raise
         except Unavailable as error:
             _LOG.warning(
                 "%r could not commit to its group or read it, and will retry at the next poll: %s", self, error
@@ -360,13 +358,17 @@ class Consumer(PartitionReader, GroupConsumer):
         self._rebalances.notify()
 
     def _do_due(self) -> None:
-        member = self._reader()
-        member.polled()
-        self._commits.run_due(member)
-        if self._env.elapsed_ms(self._matched) >= self._options["metadata_max_age_ms"]:
-            self._refresh_matches()
-        if self._rebalances.follow(member):
-            self._refresh_matches()
+        try:
+            member = self._reader()
+            member.polled()
+            self._commits.run_due(member)
+            if self._env.elapsed_ms(self._matched) >= self._options["metadata_max_age_ms"]:
+                self._refresh_matches()
+            if self._rebalances.follow(member):
+                self._refresh_matches()
+        except NotFound:
+            if not self._refresh_matches():
+                raise
 
     def _lose(self, error: Fenced) -> None:
         """Remove all partitions, because the consumer was removed from its group. The next `poll` rejoins the group."""
@@ -391,15 +393,20 @@ class Consumer(PartitionReader, GroupConsumer):
     def _refresh_matches(self) -> bool:
         """Find the topics that match the pattern. Return True if the matching topics have changed."""
         self._matched = self._env.now()
-        if self._subscription is None or self._subscription.pattern is None or self._member is None:
+        if self._subscription is None or self._subscription.pattern is None:
             return False
         names = self._subscription.matching(self._view)
         if names == self._names:
             return False
         self._topics.refresh(names, new=True)
-        self._topics.remove(set(self._names) - set(names))
+        deleted = frozenset(self._names) - frozenset(names)
+        if deleted:
+            self._topics.remove(deleted)
+            self._positions.deleted_topics |= deleted
+            self._fetcher.drop()
         self._names = names
-        self._member.subscribe(names)
+        if self._member is not None:
+            self._member.subscribe(names)
         return True
 
     def _leave(self, *, commit: bool) -> None:

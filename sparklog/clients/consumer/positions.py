@@ -63,20 +63,28 @@ class Positions:
     def __init__(self) -> None:
         self.assigned: frozenset[TopicPartition] = frozenset()
         self.paused: set[TopicPartition] = set()
+        self.deleted_topics: frozenset[str] = frozenset()
+        """Deleted topics of which partitions may still be assigned. They are not read, and no offsets are committed."""
         self.next: dict[TopicPartition, int] = {}
         """The next offset to return in each assigned partition."""
         self.committed: dict[TopicPartition, int] = {}
         """The committed offsets of the group that are known to this consumer."""
 
     def topics(self) -> list[str]:
-        return sorted({topic for topic, _ in self.assigned})
+        """Return the topics to read."""
+        return sorted({topic for topic, _ in self.assigned} - self.deleted_topics)
 
     def read(self) -> list[TopicPartition]:
-        """Return the partitions to read, which are all partitions that are not paused."""
-        return sorted(partition for partition in self.next if partition not in self.paused)
+        """Return the partitions to read, which are all partitions that are not paused and whose topic exists."""
+        return sorted(
+            (topic, number)
+            for topic, number in self.next
+            if (topic, number) not in self.paused and topic not in self.deleted_topics
+        )
 
     def begin(self, starts: Mapping[TopicPartition, int]) -> None:
         self.assigned = self.assigned | starts.keys()
+        self.deleted_topics = self.deleted_topics - {topic for topic, _ in starts}
         self.next.update(starts)
 
     def drop(self, partitions: Collection[TopicPartition]) -> None:
@@ -110,21 +118,21 @@ class Positions:
             self.next[topic, partition] = offset + 1
 
     def by_topic(self) -> dict[str, dict[int, int]]:
-        """Return the next offset to read, by topic and partition."""
-        return _by_topic(self.next)
+        """Return the next offset to read, by topic and partition, without deleted topics."""
+        return self._by_topic(self.next)
 
     def uncommitted(self) -> dict[str, dict[int, int]]:
-        """Return the positions that differ from the known committed offsets of the group."""
-        return _by_topic(
+        """Return the positions that differ from the known committed offsets of the group, without deleted topics."""
+        return self._by_topic(
             {partition: offset for partition, offset in self.next.items() if self.committed.get(partition) != offset}
         )
 
-
-def _by_topic(offsets: Mapping[TopicPartition, int]) -> dict[str, dict[int, int]]:
-    positions: dict[str, dict[int, int]] = {}
-    for (topic, partition), offset in offsets.items():
-        positions.setdefault(topic, {})[partition] = offset
-    return positions
+    def _by_topic(self, offsets: Mapping[TopicPartition, int]) -> dict[str, dict[int, int]]:
+        positions: dict[str, dict[int, int]] = {}
+        for (topic, partition), offset in offsets.items():
+            if topic not in self.deleted_topics:
+                positions.setdefault(topic, {})[partition] = offset
+        return positions
 
 
 @dataclass(frozen=True)

@@ -100,8 +100,8 @@ class SharedMember(ConsumerMember):
         with self._lock:
             self._names = tuple(topics)
             self._add_topic_ids(self._names)
-            if self._names != self.membership.member.topics:
-                self.membership.subscribe(topics, self._topics.counts(topics))
+            # If the group cannot be written, the next `refresh` tries again.
+            self._write_subscription()
 
     def _add_topic_ids(self, topics: Sequence[str]) -> None:
         """Store the ids of topics, so that offsets are not committed for a recreated topic."""
@@ -115,7 +115,7 @@ class SharedMember(ConsumerMember):
         with self._lock:
             if self._applied is not None:
                 self._read_group()
-            self._announce_new_partitions()
+            self._write_subscription()
             before, self._applied = self._applied, self.membership.state
             return before is not self._applied
 
@@ -127,10 +127,13 @@ class SharedMember(ConsumerMember):
             self.membership.refresh()
             self._refreshed_at, self._must_refresh = now, False
 
-    def _announce_new_partitions(self) -> None:
-        """Write an entry about partitions that were added to the topics, so that the partitions are assigned."""
+    def _write_subscription(self) -> None:
+        """Write an entry if the topics were replaced, or if partitions were added to them, so that the partitions are
+        assigned.
+        """
         counts = self._topics.counts(self._names)
-        if any(count > self.membership.state.partitions.get(topic, 0) for topic, count in counts.items()):
+        known = self.membership.state.partitions
+        if self._names != self.membership.member.topics or any(n > known.get(topic, 0) for topic, n in counts.items()):
             self.membership.subscribe(self._names, counts)
 
     def assigned(self) -> Partitions:
