@@ -72,9 +72,11 @@ def application(command: Sequence[str | Path], log: Path) -> Iterator[subprocess
 
 
 def wait_for(condition: Callable[[], bool], process: subprocess.Popen[bytes], log: Path) -> None:
-    """Wait until the condition is true. The caller compares the results, so the end of the time is no error."""
+    """Wait until the condition is true."""
     deadline = time.monotonic() + SECONDS
-    while not condition() and time.monotonic() < deadline:
+    while not condition():
+        if time.monotonic() > deadline:
+            raise Failed(f"the application did not finish within {SECONDS} s")
         if process.poll() is not None:
             raise Failed(f"the application ended with {process.returncode}: {log.read_text(errors='replace')[-300:]}")
         time.sleep(0.5)

@@ -251,6 +251,7 @@ class Members:
     def start(self) -> Member:
         file = self._run.target.folder / f"stop-{time.monotonic_ns()}"
         peer = self._run.another()
+        peer.offsets(self._run.address, [(self._topic, 0)], [])  # The process has started when it answers.
         task = {"topic": self._topic, "count": 1_000_000, "seconds": 150, "stop": str(file), "options": self._options}
         self._members.append(Member(peer, self._threads.submit(peer.ask, "join", self._run.address, **task), file))
         return self._members[-1]
@@ -332,7 +333,7 @@ def stays_a_static_member(run: Run) -> Any:
         found["away"] = run.group(topic)["members"]
         run.append(topic, range(40, 60), 4)
         member = members.start()
-        time.sleep(4)
+        time.sleep(READING_SECONDS)
         found["back"] = members.assigned(4)
         found["missing"] = sorted(set(range(60)) - {*values, *member.stop()})
     return found

@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import ExitStack, contextmanager
-from dataclasses import asdict, astuple, dataclass
+from dataclasses import asdict, astuple, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -68,11 +68,10 @@ class Row:
 def main(arguments: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.serve.peers.matrix", description=__doc__)
     parser.add_argument("--only", default="", help="Names of clients to run, separated with commas. Default: all.")
-    parser.add_argument("--checks", default="", help="Print the results of these checks only, and store nothing.")
+    parser.add_argument("--checks", default="", help="Checks to run, separated with commas. Default: all.")
     parser.add_argument("--jobs", type=int, default=3, help="Run this many clients at the same time. Default: 3.")
     options = parser.parse_args(arguments)
     checks = [name for name in options.checks.split(",") if name]
-    rows = {row.label: row for row in stored()}
     chosen = [
         client
         for client in CLIENTS
@@ -80,12 +79,10 @@ def main(arguments: Sequence[str]) -> int:
     ]
     with targets() as (serve, broker), ThreadPoolExecutor(options.jobs) as threads:
         for done in as_completed([threads.submit(run, client, serve, broker, checks) for client in chosen]):
-            row = done.result()
-            rows[row.label] = row
-            print_row(row)
-            if not checks:
-                store(rows)
-    different = unexplained(list(rows.values()))
+            print_row(done.result())
+            # Another process may have stored the results of other clients.
+            store(with_row(stored(), done.result()))
+    different = unexplained(stored())
     print("\n".join([*different, f"{len(different)} unexplained differences"]))
     return int(bool(different))
 
@@ -103,10 +100,18 @@ def stored() -> list[Row]:
     ]
 
 
-def store(rows: Mapping[str, Row]) -> None:
+def with_row(rows: Sequence[Row], new: Row) -> list[Row]:
+    """Replace the row of a client. The results of checks that were not run again stay."""
+    results = {row.label: row.results for row in rows}
+    merged = {} if new.missing else {**results.get(new.label, {}), **new.results}
+    return [*(row for row in rows if row.label != new.label), replace(new, results=merged)]
+
+
+def store(rows: Sequence[Row]) -> None:
     """Store the results of the clients in `CLIENTS`, and write the page."""
+    found = {row.label: row for row in rows}
     chosen = [
-        rows.get(client.label) or Row(client.name, client.release, "", "", {}, "It was not run yet.")
+        found.get(client.label) or Row(client.name, client.release, "", "", {}, "It was not run yet.")
         for client in CLIENTS
     ]
     values = [

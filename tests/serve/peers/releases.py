@@ -168,6 +168,10 @@ CLIENTS = (
     Client(
         "AKHQ, Kafdrop, Kafbat UI",
         "",
-        partial(unavailable, "Web UIs are distributed as archives and container images, not in package registries."),
+        partial(
+            unavailable,
+            "The development machine has no container engine, and its lists of Maven (partial), npm and PyPI packages "
+            "do not contain them.",
+        ),
     ),
 )

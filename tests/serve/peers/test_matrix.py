@@ -12,7 +12,7 @@ import pytest
 from tests.kafka_tools import Missing
 from tests.serve.peers import matrix
 from tests.serve.peers.checks import CHECKS, Run, Target, values_of
-from tests.serve.peers.matrix import PAGE, Result, Row, compared, page, stored, unexplained
+from tests.serve.peers.matrix import PAGE, Result, Row, compared, page, stored, unexplained, with_row
 from tests.serve.peers.peer import Failed, Peer
 from tests.serve.peers.releases import CLIENTS, Client
 
@@ -57,6 +57,13 @@ def test_a_difference_without_an_explanation_is_reported(monkeypatch: pytest.Mon
     monkeypatch.setattr(matrix, "EXPLANATIONS", {("Client", "Group"): "known"})
     assert unexplained(rows) == []
     assert "1. known\n2. broken\n" in page(rows)
+
+
+def test_results_of_checks_that_were_not_run_again_stay() -> None:
+    old, other = row({"Group": Result("differs"), "Static": Result("equal")}), Row("Other", "1", "", "", {})
+    merged = with_row([old, other], row({"Group": Result("equal")}))
+    assert merged == [other, row({"Group": Result("equal"), "Static": Result("equal")})]
+    assert with_row([old], row({}, "there is no Go")) == [row({}, "there is no Go")]
 
 
 def test_a_client_that_was_not_run_is_not_in_the_results() -> None:

@@ -31,7 +31,7 @@ func row(m kafka.Message) []any {
 	return []any{m.Topic, m.Partition, m.Offset, m.Time.UnixMilli(), -1, m.Key, m.Value, headers}
 }
 
-// One reader per partition, until there are so many records, and those of a moment longer: there must be none.
+// One reader per partition, until there are so many records, and those of two seconds longer: there must be none.
 func read(a asked) answer {
 	level := kafka.ReadUncommitted
 	if a.Options["isolation.level"] == "read_committed" {
@@ -70,17 +70,17 @@ func read(a asked) answer {
 	rows := [][]any{}
 	defer group.Wait()
 	defer cancel()
+	end := time.After(protocol.Patience)
 	for {
-		wait := protocol.Patience
-		if len(rows) >= a.Count {
-			wait = 500 * time.Millisecond
-		}
 		select {
 		case m := <-messages:
 			rows = append(rows, row(m))
+			if len(rows) == a.Count {
+				end = time.After(2 * time.Second)
+			}
 		case err := <-failed:
 			check(err)
-		case <-time.After(wait):
+		case <-end:
 			return answer{Records: rows}
 		}
 	}
