@@ -159,8 +159,11 @@ class Broker:
         """
         assert self._process is None
         there = name or topic
-        for folder in sorted(path for path in exported.glob(f"{topic}-*") if path.is_dir()):
-            own = self.data / f"{there}-{folder.name.rpartition('-')[2]}"
+        for folder in sorted(path for path in exported.iterdir() if path.is_dir()):
+            exported_topic, _, partition = folder.name.rpartition("-")
+            if exported_topic != topic:
+                continue
+            own = self.data / f"{there}-{partition}"
             shutil.rmtree(own)
             shutil.copytree(folder, own)
         for file in (LOG_STARTS_FILE, CLEANER_OFFSETS_FILE):

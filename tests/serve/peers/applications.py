@@ -336,7 +336,7 @@ def spark_copies(run: Run) -> Any:
     }
     result = run_spark(task, folder)
     # Offsets and timestamps of written records depend on the order of Spark's tasks.
-    written = {name: sorted([row[1], *row[5:]] for row in result.pop(name)) for name in ("in", "out")}
+    written = {name: sorted(([row[1], *row[5:]] for row in result.pop(name)), key=str) for name in ("in", "out")}
     return {**result, **written}
 
 

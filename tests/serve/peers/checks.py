@@ -85,8 +85,10 @@ class Run:
         return topic
 
     def existing(self, isolation: str, *prefixes: str) -> tuple[list[Place], int]:
-        """Return the existing partitions with these names and the number of their records."""
+        """Return the existing partitions of topics with these prefixes and the number of their records."""
         counts = self.target.counts[isolation]
+        for prefix in prefixes:
+            assert any(topic.startswith(prefix) for topic, _ in counts), f"there is no topic {prefix}*"
         places = [place for place in counts if place[0].startswith(prefixes)]
         return places, sum(counts[place] for place in places)
 
@@ -181,12 +183,12 @@ def transacts(run: Run) -> Any:
 
 
 def reads_all(run: Run) -> Any:
-    places, count = run.existing("read_uncommitted", "codec-", "time-append-")
+    places, count = run.existing("read_uncommitted", "codec-", "time-append")
     return run.peer.read(run.address, places, "read_uncommitted", count)
 
 
 def reads_by_time(run: Run) -> Any:
-    places, _ = run.existing("read_committed", "codec-zstd", "time-append-0")
+    places, _ = run.existing("read_committed", "codec-zstd", "time-append")
     times = [0, 1_704_153_599_999, 1_704_153_600_500, 1_704_153_602_000, 1_795_257_855_000, 1_900_000_000_000]
     return run.peer.offsets(run.address, places, times)
 
@@ -274,6 +276,13 @@ class Members:
             time.sleep(0.2)
 
 
+def assert_all_read(values: Sequence[int], count: int) -> None:
+    """Raise an error if the members of a group have not read all numbers."""
+    missing = sorted(set(range(count)) - set(values))
+    if missing:
+        raise AssertionError(f"records were not read: {missing}")
+
+
 def values_of(answer: Mapping[str, Any]) -> list[int]:
     return sorted({int(data(row[6]) or b"-1") for row in answer.get("records") or ()})
 
@@ -295,7 +304,7 @@ def shares_partitions(run: Run, more: Mapping[str, str] | None = None, name: str
         run.append(topic, range(60, 80), 4)
         time.sleep(READING_SECONDS)
         values += first.stop()
-    found["missing"] = sorted(set(range(80)) - set(values))
+    assert_all_read(values, 80)
     run.append(topic, range(80, 84), 4)
     task = {"topic": topic, "count": 4, "seconds": 30, "options": group_options(topic, 40, more or {})}
     found["resumed"] = values_of(run.another().ask("join", run.address, **task))
@@ -316,7 +325,7 @@ def survives_a_kill(run: Run) -> Any:
         found["one member"] = members.assigned(4)
         run.append(topic, range(40, 60), 4)
         time.sleep(READING_SECONDS)
-        found["missing"] = sorted(set(range(60)) - set(first.stop()))
+        assert_all_read(first.stop(), 60)
     return found
 
 
@@ -335,7 +344,7 @@ def stays_a_static_member(run: Run) -> Any:
         member = members.start()
         time.sleep(READING_SECONDS)
         found["back"] = members.assigned(4)
-        found["missing"] = sorted(set(range(60)) - {*values, *member.stop()})
+        assert_all_read([*values, *member.stop()], 60)
     return found
 
 

@@ -199,9 +199,20 @@ def compared(serve: Outcome, broker: Outcome) -> Result:
     return Result(EQUAL) if value == expected else Result(UNEQUAL, unequal(value, expected))
 
 
+_EMPTY_BATCH = (
+    "At the broker, {} does not get past a batch without records at the end of a segment, because a broker's response "
+    "ends with the segment. The server's response continues with the next segment."
+)
+_KAFKA_GO = f"kafka-go returns transaction markers as records from both servers. {_EMPTY_BATCH.format('it')}"
 _NO_RESET = "{} returns the error of an offset below the log start offset to its caller."
 EXPLANATIONS: Mapping[tuple[str, str], str] = {
     ("Sarama", "Below start"): _NO_RESET.format("Sarama"),
+    ("kafka-go", "Compacted"): _KAFKA_GO,
+    ("kafka-go", "Committed"): _KAFKA_GO,
+    ("KafkaJS", "Compacted"): _EMPTY_BATCH.format("KafkaJS"),
+    ("KafkaJS", "Committed"): _EMPTY_BATCH.format("KafkaJS"),
+    ("kafka-python 2.2.15", "acks 0, 1"): "With `acks=0`, this release completes sends without a request.",
+    ("rskafka", "Compacted"): "rskafka cannot read transaction markers.",
     ("rskafka", "Below start"): _NO_RESET.format("rskafka"),
     ("rskafka", "Earliest"): "rskafka cannot read headers with the value null.",
 }

@@ -109,10 +109,13 @@ OLD_RELEASE = "This release does not have the new group protocol."
 OLD_PROTOCOL = {"New protocol": "This client does not have the new group protocol."}
 RSKAFKA = "0.6.0"
 """The version in `rskafka/Cargo.toml`."""
-KAFKA_PYTHON_2_0 = dict.fromkeys(
-    ("Idempotent", "Transactions", "Committed", "Static"),
-    "This release does not have idempotent and transactional producers, isolation levels and static members.",
-)
+KAFKA_PYTHON_LACKS = {
+    ("kafka-python", "2.0.2"): dict.fromkeys(
+        ("Idempotent", "Transactions", "Committed", "Static"),
+        "This release does not have idempotent and transactional producers, isolation levels and static members.",
+    ),
+    ("kafka-python", "2.2.15"): {"Static": "This release does not have static members."},
+}
 KAFKA_GO = {
     "Idempotent": "kafka-go does not have an idempotent producer.",
     "Transactions": "kafka-go does not have a transactional producer.",
@@ -137,7 +140,7 @@ CLIENTS = (
             name,
             program.version,
             partial(python, program, "python_client.py", name),
-            {**OLD_PROTOCOL, **(KAFKA_PYTHON_2_0 if program.version == "2.0.2" else {})},
+            {**OLD_PROTOCOL, **KAFKA_PYTHON_LACKS.get((name, program.version), {})},
         )
         for name, releases in (("kafka-python", KAFKA_PYTHON), ("aiokafka", AIOKAFKA))
         for program in releases

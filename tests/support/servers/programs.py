@@ -84,7 +84,7 @@ KAFKA_PYTHON = tuple(
         f"kafka-python-{version}",
         version,
         f"kafka-python-{version}/bin/python",
-        _pip(f"kafka-python-{version}", f"kafka-python[snappy,lz4]=={version}", "zstandard"),
+        _pip(f"kafka-python-{version}", f"kafka-python=={version}", "python-snappy", "lz4", "zstandard"),
     )
     for version in ("2.0.2", "2.2.15", "3.0.12")
 )
