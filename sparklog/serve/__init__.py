@@ -1,1 +1,1 @@
-"""A server for Kafka clients that serves a root, a Kafka log directory or a partition directory."""
+"""A server that serves a root, a Kafka log directory or a partition directory to Kafka clients."""

@@ -60,7 +60,7 @@ STOPPING = ProduceResponse(Code.NOT_LEADER_OR_FOLLOWER, message="the server is s
 
 @dataclass(slots=True, eq=False)
 class PendingBatch(ReceivedBatch):
-    """A batch that waits for its commit, with the future of its response."""
+    """A batch that has not been committed yet, with the future of its response."""
 
     response: asyncio.Future[ProduceResponse]
 
@@ -71,7 +71,7 @@ class PendingBatch(ReceivedBatch):
 
 @dataclass(slots=True)
 class TopicQueue:
-    """The pending batches of a topic, and when their next commit starts, in event loop time.
+    """The pending batches of a topic, and the start of their next commit in event loop time.
 
     The module docstring describes `earliest_start`, `latest_start` and `expected_batches`. `worker` is the task that
     commits the batches.
@@ -86,7 +86,9 @@ class TopicQueue:
     """True if the topic exists in the state that the latest commit has read."""
     worker: asyncio.Task[None] | None = None
     _enough_pending: asyncio.Future[None] | None = None
-    """Completes when `expected_batches` are pending. None unless `wait_for_start` is waiting for these batches."""
+    """A future that completes when `expected_batches` are pending, or None if `wait_for_start` is not waiting for these
+    batches.
+    """
 
     def add(self, batch: PendingBatch) -> None:
         self.pending.append(batch)
@@ -106,7 +108,9 @@ class TopicQueue:
             self._enough_pending = None
 
     def drain(self) -> list[PendingBatch]:
-        """Remove and return the batches of the next commit: at least one batch, up to about `COMMIT_BYTES`."""
+        """Remove and return the batches of the next commit. At least one batch is returned, and the size of the batches
+        is limited to about `COMMIT_BYTES`.
+        """
         batches: list[PendingBatch] = []
         nbytes = 0
         while self.pending and (not batches or nbytes + self.pending[0].size <= COMMIT_BYTES):
@@ -155,9 +159,8 @@ class Appends:
         return batch.response
 
     async def close(self, timeout_seconds: float) -> None:
-        """Reject batches whose commit has not started, and wait for the commits in flight until the timeout.
-
-        A client that got no response to a committed batch would have to write the batch again.
+        """Reject batches whose commit has not started, and wait for in-flight commits until the timeout. If a client
+        does not receive the response to a committed batch, it has to send the batch again.
         """
         self._is_closed = True
         workers = [queue.worker for queue in self._topics.values() if queue.worker is not None]
@@ -176,18 +179,18 @@ class Appends:
                 queue.schedule_next(len(batches), started, loop.time())
                 self._log.notify()
             finally:
-                # Every batch needs a response, even if this task is cancelled: its client waits, and its memory is
-                # reserved.
+                # Every batch must have a response, even if this task is cancelled, because the client waits for the
+                # response and the memory of the batch is reserved.
                 for batch in batches:
                     if not batch.response.done():
                         batch.response.set_result(responses.get(batch, INTERNAL_ERROR))
         is_read = bool(responses) and all(each.code is not Code.KAFKA_STORAGE_ERROR for each in responses.values())
         if is_read and not queue.exists:
-            # Clients choose the names of topics that do not exist, so do not keep their queues.
+            # Do not retain the queue of a topic that does not exist, because clients can request any number of names.
             del self._topics[topic]
 
     async def _commit(self, topic: str, queue: TopicQueue, batches: Sequence[PendingBatch]) -> Responses:
-        """Commit batches and return their responses. There are none after an internal error."""
+        """Commit batches and return their responses. After an internal error, no responses are returned."""
         try:
             async with nullcontext() if queue.exists else self._unknown_topics:
                 if self._is_closed:

@@ -8,8 +8,8 @@ slices belong to open and aborted transactions. Batches keep the codec of the pr
 no effect.
 
 The topic's registry has an entry for each idempotent producer and partition: the number of the last committed record.
-The registry depends only on the commits, so all servers validate a batch in the same way, and a retried batch is
-written once even if another server receives the retry. The high bits of a record number are the producer epoch. The low
+The registry depends only on the commits, so all servers validate a batch in the same way. A retried batch is written
+only once, even if another server receives the retry. The high bits of a record number are the producer epoch. The low
 47 bits are the sequence of the record, which continues after 2^31 - 1, where Kafka's sequences wrap around to 0.
 """
 
@@ -53,12 +53,14 @@ _APPEND_TIME = int(SliceFlag.LOG_APPEND_TIME)
 EPOCH_SHIFT = 47
 _WRITTEN = (1 << EPOCH_SHIFT) - 1
 _HALF = 1 << 30
-"""A batch is a duplicate if it is up to this many sequences behind the last record. Otherwise it is out of order."""
+"""Maximum number of sequences between a duplicate batch and the last record. Batches that are further behind are out of
+order.
+"""
 
 
 @dataclass(slots=True, eq=False)
 class ProducedBatch:
-    """A valid batch: its bytes, its sequence, and the properties that its slice records.
+    """A valid batch, with its bytes, its sequence, and the properties that are stored in its slice.
 
     * `min_ts`, `max_ts`: the smallest and largest non-negative record timestamp (ms), or -1 if no record has a
       timestamp
@@ -118,9 +120,10 @@ def _check_records(batch: ProducedBatch, codec: Codec, configs: TopicConfigs, no
     """Check the records of a batch, correct its header, and set its timestamps and flags.
 
     When this function is called, `min_ts` and `max_ts` of the batch are the timestamps in its header. The largest
-    timestamp and the LogAppendTime bit in the header are set as a broker does, whatever the producer has sent: Sarama
-    before 1.45.1 sends a largest timestamp of -1. A record with a negative timestamp has no timestamp; -1 is exempt
-    from `message.timestamp.before.max.ms`.
+    timestamp and the LogAppendTime bit in the header are set in the same way as by a broker, regardless of the values
+    that the producer has sent. For example, Sarama before 1.45.1 sends a largest timestamp of -1. A record with a
+    negative timestamp is treated as a record without a timestamp. The timestamp -1 is exempt from
+    `message.timestamp.before.max.ms`.
     """
     data, base_ms, sent_ms = batch.data, batch.min_ts, batch.max_ts
     try:
@@ -146,9 +149,8 @@ def _check_records(batch: ProducedBatch, codec: Codec, configs: TopicConfigs, no
 
 
 def _rejected(batch: ProducedBatch, configs: TopicConfigs, accepted_ms: tuple[int, int] | None) -> CodeError:
-    """Return the error for a batch, with its invalid records, like a broker (KIP-467).
-
-    Invalid records have a timestamp outside `accepted_ms` or, in a compacted topic, no key.
+    """Return the error for a batch. Like a broker, include the invalid records (KIP-467). A record is invalid if its
+    timestamp is outside `accepted_ms`, or if it does not have a key and the topic is compacted.
     """
     from sparklog.format.arrow_numpy import valid_rows
     from sparklog.format.decode import decode
@@ -193,9 +195,9 @@ def writer_id(producer: int, partition: int) -> str:
 
 
 def next_number(last: int | None, batch: BatchHeader | ProducedBatch) -> int:
-    """Return the number of a batch's last record, by Kafka's rules.
+    """Return the number of the last record in a batch, using Kafka's rules.
 
-    `last` is the number of the producer's last record. None means that the producer is unknown, so it may start at any
+    `last` is the number of the producer's last record. If it is None, the producer is unknown and may start at any
     sequence. Raises `CodeError` if the batch does not follow `last`. The code is DUPLICATE_SEQUENCE_NUMBER if the batch
     was already committed.
     """

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 MAX_ATTEMPTS = 8
 BASE_OFFSET_BYTES = 8
 _WRITTEN = (Code.NONE, Code.DUPLICATE_SEQUENCE_NUMBER)
-"""Codes of responses to batches that are in the log."""
+"""Response codes for batches that are in the log."""
 
 
 @dataclass(slots=True, eq=False)
@@ -57,7 +57,9 @@ Responses = dict[ReceivedBatch, ProduceResponse]
 
 
 class CheckedBatches(NamedTuple):
-    """The valid batches, the commit's entries for their producers, and the responses to the other batches."""
+    """The valid batches, the registry entries of their producers for the commit, and the responses to the other
+    batches.
+    """
 
     accepted: dict[ReceivedBatch, ProducedBatch]
     writers: tuple[KafkaWriterKey, ...]
@@ -65,7 +67,8 @@ class CheckedBatches(NamedTuple):
 
 
 def commit_batches(log: TopicLog, batches: Sequence[ReceivedBatch], recent: RecentBatches | None = None) -> Responses:
-    """Commit the valid batches, and return the response to each batch. Each transaction has a commit of its own.
+    """Commit the valid batches, and return the response to each batch. The batches of each transaction are committed
+    separately.
 
     Committed batches without a transaction are added to `recent`.
     """
@@ -99,7 +102,9 @@ def _commit_transactional(log: TopicLog, batches: Sequence[ReceivedBatch], trans
 def _commit_group(
     log: TopicLog, batches: Sequence[ReceivedBatch], txn: Txn | None = None, recent: RecentBatches | None = None
 ) -> Responses:
-    """Commit the valid batches of one transaction, or without a transaction. Validate them again after a conflict."""
+    """Commit the valid batches of one transaction, or the batches without a transaction. After a conflict, the batches
+    are validated again.
+    """
     responses = Responses()
     try:
         known = log.known()
@@ -150,8 +155,8 @@ def _checked(log: TopicLog, target: AppendTarget, batches: Sequence[ReceivedBatc
                     responses[batch] = ProduceResponse(problem.code)
                 elif before is None:
                     responses[batch] = _repeated(log, batch, produced, state.registry[id_])
-                # Otherwise, the batch is a duplicate of a batch in this commit, and is validated again after the
-                # commit.
+                # If the code is different, the batch is a duplicate of a batch in this commit, and is validated again
+                # after the commit.
                 continue
         accepted[batch] = produced
     return CheckedBatches(accepted, tuple(writers.values()), responses)
@@ -160,7 +165,7 @@ def _checked(log: TopicLog, target: AppendTarget, batches: Sequence[ReceivedBatc
 def _next_writer(
     id_: str, batch: ProducedBatch, before: KafkaWriterKey | None, registry: Mapping[str, WriterEntry]
 ) -> KafkaWriterKey:
-    """Return a producer's entry in a commit, after this batch is added to those in `before`.
+    """Return a producer's registry entry after this batch is added to the batches in `before`.
 
     Raises `CodeError` if the batch does not follow the producer's previous batch.
     """
@@ -173,7 +178,7 @@ def _next_writer(
 def _repeated(log: TopicLog, received: ReceivedBatch, batch: ProducedBatch, entry: WriterEntry) -> ProduceResponse:
     """Return the response to a retry of a committed batch.
 
-    It contains the batch's offset if the log still contains the batch.
+    The response contains the offset of the batch if the log still contains the batch.
     """
     from sparklog.serve.repeated_batches import find_repeated
 
@@ -193,7 +198,9 @@ def _committed(
     txn: Txn | None,
     recent: RecentBatches | None,
 ) -> Responses:
-    """Commit the valid batches and return their responses, or none if the batches must be validated again."""
+    """Commit the valid batches and return their responses. If the batches must be validated again, no responses are
+    returned.
+    """
     received: dict[int, list[ReceivedBatch]] = {}
     for batch in checked.accepted:
         received.setdefault(batch.partition, []).append(batch)

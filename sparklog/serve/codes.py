@@ -100,11 +100,11 @@ _KNOWN_SINCE: Mapping[Code, tuple[Mapping[str, int], Code]] = {
         Code.INVALID_PRODUCER_EPOCH,
     ),
 }
-"""The first version of each API in which clients know a newer code, and the code to return in other versions."""
+"""The first version of each API in which clients support a newer code, and the code to return in earlier versions."""
 
 
 def known_code(code: Code, api: str, version: int) -> Code:
-    """Return an error code that clients know in this version of an API."""
+    """Return an error code that clients support in this version of an API."""
     while code in _KNOWN_SINCE:
         versions, older = _KNOWN_SINCE[code]
         if version >= versions.get(api, version + 1):
@@ -114,7 +114,7 @@ def known_code(code: Code, api: str, version: int) -> Code:
 
 
 CodeTable = Mapping[type[SparklogError], Code]
-"""The code of each exception. The first type that an exception is an instance of applies."""
+"""The code of each exception. The first matching type is used."""
 DATA_CODES: CodeTable = {
     NotFound: Code.UNKNOWN_TOPIC_OR_PARTITION,
     BadRequest: Code.INVALID_REQUEST,
@@ -148,7 +148,7 @@ FAILURES = (CodeError, SparklogError)
 
 
 def code_of(error: SparklogError | CodeError, codes: CodeTable = DATA_CODES) -> Code:
-    """Return the code of an error. Clients decide by the code whether to retry."""
+    """Return the code of an error. Clients retry depending on the code."""
     if isinstance(error, CodeError):
         return error.code
     return next(code for kind, code in codes.items() if isinstance(error, kind))
@@ -175,7 +175,7 @@ def errors_as(kind: type[SparklogError], code: Code) -> Iterator[None]:
 class ProduceResponse:
     """The response to one batch.
 
-    * `time_ms`: the timestamp of the commit if the topic uses LogAppendTime, else -1
+    * `time_ms`: the timestamp of the commit if the topic uses LogAppendTime, otherwise -1
     * `record_errors`: the invalid records, as rows of the response
     """
 
@@ -190,7 +190,7 @@ class ProduceResponse:
 def partition_rows(request: Fields, respond: Callable[[str, Fields], Fields]) -> list[Fields]:
     """Return the response rows of all partitions in a request.
 
-    `respond` gets a topic name and the fields of a partition.
+    `respond` is called with a topic name and the fields of a partition.
     """
 
     def rows(topic: Fields) -> list[Fields]:

@@ -1,8 +1,8 @@
 """Serve one connection: read requests, call their handlers, and send the responses in request order.
 
-A request consists of a four-byte length, a header and a message. If a client sends anything else, the end of the
-request is unknown, so the server closes the connection and logs one line. The response to a request is sent before the
-next request is read. Produce requests are an exception: several of them may be in flight, because producers send
+A request consists of a four-byte length, a header and a message. If a client sends data that is not a request, the end
+of the data is unknown, so the server closes the connection and logs one line. The response to a request is sent before
+the next request is read. Produce requests are an exception: several of them may be in flight, because producers send
 batches without waiting for responses.
 """
 
@@ -35,9 +35,10 @@ MAX_PRODUCES_IN_FLIGHT = 5
 SMALL_BYTES = 64 << 10
 """Requests up to this size do not wait for memory."""
 READ_BYTES = 1 << 20
-"""The maximum number of bytes of a larger request to read before counting their memory."""
+"""The maximum number of bytes of a large request that are read before their memory is counted."""
 WRITE_BYTES = 256 << 10
-"""The number of bytes to pass to a stream in one call, because a stream copies and keeps the bytes that it cannot send.
+"""The number of bytes that are passed to a stream in one call. The number is limited, because a stream copies and
+buffers the bytes that it cannot send.
 """
 FLUSH_PAUSE_SECONDS = 0.01
 MAX_BUFFERS = 512
@@ -60,9 +61,9 @@ class Connection:
         peer = writer.get_extra_info("peername")
         self.client = Client(*(("?",) if not peer else (f"{peer[0]}:{peer[1]}", peer[0])))
         self._must_log_in = services.options.users is not None
-        """True until the client has logged in, if it has to log in."""
-        # Event loop times at which the connection was opened, the latest request arrived, and the request in progress
-        # started to arrive.
+        """True if the client must log in and has not logged in yet."""
+        # Event loop times at which the connection was opened, the latest request was received, and the first bytes of
+        # the current request were received.
         self._connected = self._last = asyncio.get_running_loop().time()
         self._request_started: float | None = None
         self._others_had_a_turn = True
@@ -70,7 +71,9 @@ class Connection:
         """The Produce requests without a response, in request order."""
 
     def is_overdue(self, now: float) -> bool:
-        """Return True if the client takes too long to log in or to send a request, or has been idle for too long."""
+        """Return True if the client has not logged in or sent a complete request in time, or has been idle for too
+        long.
+        """
         limits = self._services.options.limits
         return (
             (self._must_log_in and now - self._connected > limits.login_seconds)
@@ -111,7 +114,7 @@ class Connection:
                 await self._writer.wait_closed()
 
     async def _yield(self) -> None:
-        """Let other connections run, unless they have run since the last call.
+        """Allow other connections to run, unless they have run since the last call.
 
         If a client sends requests without waiting for the responses, a small request may be read and processed without
         a pause of this task.
@@ -152,7 +155,10 @@ class Connection:
                 memory.release(request)
 
     async def _read_large(self, size: int, request: RequestBytes) -> bytes:
-        """Read a large request. Count its memory only when bytes arrive, because a client can announce any size."""
+        """Read a large request.
+
+        Its memory is counted when bytes are received, because a client can announce any size.
+        """
         chunks = list[bytes]()
         while request.nbytes < size:
             chunk = await self._reader.read(min(size - request.nbytes, READ_BYTES))
@@ -165,7 +171,7 @@ class Connection:
 
     @property
     def _is_logged_in(self) -> bool:
-        """True if the client has logged in or does not have to log in."""
+        """Return True if the client has logged in or does not have to log in."""
         return self._services.options.users is None or self.client.user is not None
 
     async def _serve(self, data: bytes, memory: RequestBytes) -> bool:
@@ -220,12 +226,12 @@ class Connection:
             raise DropConnection(f"{request.api.name} failed: {error}") from error
 
     async def _produce(self, request: ServedRequest, memory: RequestBytes) -> None:
-        """Queue the batches of a request once few enough requests are in flight.
+        """Wait until few enough requests are in flight, and queue the batches of a request.
 
         The response is sent later, in request order.
         """
         await self._wait_for_produces(MAX_PRODUCES_IN_FLIGHT - 1)
-        # Stop reading from a client that does not receive its responses.
+        # Stop reading requests from a client that does not read its responses.
         await self._writer.drain()
         produced: Produced = await request.api.handler(request)
         self._produces.append((request, produced, memory))
@@ -240,7 +246,9 @@ class Connection:
             await asyncio.wait(self._produces[0][1].waiting)
 
     def _respond_to_produces(self, _: object = None) -> None:
-        """Send all complete responses in request order and in one call, because one commit may complete several."""
+        """Send all complete responses in request order. The responses are sent in one call, because one commit may
+        complete several responses.
+        """
         responses: list[Buffer] = []
         try:
             while self._produces and self._produces[0][1].is_done():
@@ -295,7 +303,9 @@ class Connection:
 
 
 def _chunks(parts: Sequence[Buffer]) -> Iterator[bytearray]:
-    """Yield the bytes of buffers in chunks of `WRITE_BYTES`, to use few TLS records without a copy of all bytes."""
+    """Yield the bytes of buffers in chunks of `WRITE_BYTES`. This reduces the number of TLS records without copying all
+    bytes.
+    """
     chunk = bytearray()
     for part in parts:
         view = memoryview(part)

@@ -1,10 +1,10 @@
-"""The clients of the consumer protocol (KIP-848) that send their heartbeats to this server, for one group.
+"""The clients of a group that use the consumer protocol (KIP-848) and send their heartbeats to this server.
 
-Each client is a member in the group's journal (`consumer_member`). This module contains only what the journal does not
-need: the latest assignment that each client got, and the timers. A client that does not send heartbeats within its
-session timeout is removed from the group, as is a client that does not revoke partitions within its rebalance timeout.
-If the server stops, the members remain in the journal, so that the clients can continue with another server, or with
-this server after its restart.
+Each client is a member in the group's journal (`consumer_member`). This module contains only the state that is not
+stored in the journal, which is the latest assignment that was sent to each client, and the timers. A client is removed
+from the group if it does not send a heartbeat within its session timeout, or does not revoke partitions within its
+rebalance timeout. If the server stops, the members remain in the journal, so that the clients can continue with another
+server, or with this server after its restart.
 """
 
 from __future__ import annotations
@@ -32,19 +32,19 @@ JOIN_EPOCH, LEAVE_EPOCH, LEAVE_TEMPORARILY_EPOCH = 0, -1, -2
 SESSION, REBALANCE = "session", "rebalance"
 """The names of timers."""
 BUSY_MS = 100
-"""The time after which a timer fires again if a request of its client is being processed."""
+"""The delay after which an expired timer is checked again if a request of its client is being processed."""
 REGEX_POLLS = 5
-"""Topics that match regular expressions are listed in every fifth turn."""
+"""Topics that match regular expressions are listed in every fifth poll."""
 Subscription = tuple[tuple[str, ...], tuple[str, ...], ConsumerProtocol]
 """The topics, the assignors and the other fields of a member in the journal."""
 
 
 @dataclass(frozen=True, slots=True)
 class GroupHeartbeat:
-    """The fields of a heartbeat. None means that a field did not change.
+    """The fields of a heartbeat. A field is None if it has not changed.
 
     * `owned`: the client's partitions; partitions of unknown topics have an empty topic name
-    * `matching`: returns the topics that match a regular expression and that the client may read
+    * `matching`: function that returns the topics that match a regular expression and that the client may read
     """
 
     member: str
@@ -62,7 +62,7 @@ class GroupHeartbeat:
 
     @property
     def is_full(self) -> bool:
-        """True if the response must contain the assignment, because the client has joined or had an error before."""
+        """True if the response must contain the assignment, because the client has joined or has received an error."""
         has_topics = self.topics is not None or self.regex is not None
         return self.epoch == JOIN_EPOCH or (has_topics and self.rebalance_ms is not None and self.owned is not None)
 
@@ -72,12 +72,12 @@ class GroupHeartbeat:
         return any(value is not None for value in fields)
 
     def subscription(self, before: GroupMember | None) -> Subscription:
-        """Return the subscription after this heartbeat, given the member before it."""
+        """Return the subscription of a member after this heartbeat. `member` is the state before the heartbeat."""
         known = ConsumerProtocol((), None, 0) if before is None or before.consumer is None else before.consumer
         consumer = replace(
             known,
             topic_names=known.topic_names if self.topics is None else tuple(sorted(set(self.topics))),
-            # An empty expression ends the subscription by expression.
+            # An empty expression removes the subscription to a regular expression.
             topic_regex=known.topic_regex if self.regex is None else self.regex or None,
             rebalance_timeout_ms=known.rebalance_timeout_ms if self.rebalance_ms is None else self.rebalance_ms,
             rack_id=self.rack or known.rack_id,
@@ -96,14 +96,14 @@ def subscribed_topics(consumer: ConsumerProtocol, matching: Callable[[str], Coll
 
 @dataclass(slots=True, eq=False)
 class ConsumerClient:
-    """A client: its member in the journal, the latest partitions in a response, and its timers."""
+    """A client, with its member in the journal, the partitions in the latest response, and its timers."""
 
     id: str
     instance: str | None
     matching: Callable[[str], Collection[str]]
     member: ConsumerGroupMember | None = None
     assignment: object = None
-    """The assignment of the latest response that contained one."""
+    """The assignment in the latest response that contained an assignment."""
     timers: dict[str, asyncio.TimerHandle] = field(default_factory=dict)
     """The timers of the session and of a revocation, by name."""
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
@@ -117,7 +117,7 @@ class ConsumerClient:
 
 @dataclass(slots=True)
 class ConsumerMembers:
-    """The clients of one group; see the module. `run` calls functions that send requests to the store."""
+    """The clients of one group (see the module docstring). `run` calls functions that send requests to the store."""
 
     group: Group
     run: Run
@@ -149,7 +149,7 @@ class ConsumerMembers:
     async def _processed(self, client: ConsumerClient, request: GroupHeartbeat) -> ConsumerGroupMember:
         owned = frozenset[tuple[str, int]]() if request.epoch == JOIN_EPOCH else request.owned
         if client.member is not None and request.is_full:
-            # The client may have sent requests to another server since its latest request to this one.
+            # The client may have sent requests to another server since its latest request to this server.
             try:
                 await self.run(client.member.membership.refresh)
             except Fenced:
@@ -238,8 +238,8 @@ class ConsumerMembers:
                 raise CodeError(Code.UNKNOWN_MEMBER_ID)
             if member is None or member.consumer is None:
                 return False
-            # The client has not sent a heartbeat to this server yet. Until then, its latest epoch is not known, and a
-            # delayed commit could not be told from a new one.
+            # The client has not sent a heartbeat to this server yet. The latest epoch of the client is unknown until it
+            # sends a heartbeat, so a delayed commit cannot be distinguished from a new commit.
             raise CodeError(Code.COORDINATOR_LOAD_IN_PROGRESS)
         try:
             client.member.check_commit_epoch(epoch)

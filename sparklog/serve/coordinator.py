@@ -1,10 +1,10 @@
-"""The groups that this server coordinates: their owner, their offsets, and their heartbeats.
+"""Coordinate groups: determine the owner of each group, commit offsets, and send heartbeats.
 
 The group's journal records the server that coordinates the group. If that server does not respond, the next server that
-responds coordinates the group. The order of the servers depends on the group's name. Servers that are configured to
-know each other (`--advertise`) select the same server without exchanging requests. Servers that are not configured to
-know each other fence each other's generations, like any other members of a group. A group that is shared with consumers
-of the root has no owner: each server coordinates its own clients.
+responds coordinates the group. The order of the servers depends on the group's name. Servers that are configured with
+each other's addresses (`--advertise`) select the same server without exchanging requests. Servers without this
+configuration fence each other's generations, like any other members of a group. A group that is shared with consumers
+of the root does not have an owner, and each server coordinates its own clients.
 
 Offsets that members commit while an entry is being written are combined in the next entry.
 """
@@ -38,12 +38,12 @@ SESSION_MS = 45_000
 POLL_SECONDS = 1.0
 """The time between reads of the journal of a shared group."""
 OWNER_POLLS = 5
-"""A group that this server owns exclusively is read in every fifth turn."""
+"""A group that this server owns exclusively is read in every fifth poll."""
 Positions = dict[str, dict[int, OffsetAndMetadata]]
 
 
 class Coordinator:
-    """Coordinates groups; see the module. `peers` are the servers of the root."""
+    """Coordinates groups (see the module docstring). `peers` are the servers of the root."""
 
     def __init__(self, root: Root, peers: Peers, run: Runner, consumer_session_ms: int = SESSION_TIMEOUT_MS) -> None:
         self.root = root
@@ -72,7 +72,7 @@ class Coordinator:
         return self.group(name).own(owner, session_timeout_ms=SESSION_MS, assignors=assignors, previous=previous)
 
     def consumers(self, name: str) -> ConsumerMembers:
-        """Return the clients of the consumer protocol in a group that send their heartbeats to this server."""
+        """Return the clients of a group that use the consumer protocol and send their heartbeats to this server."""
         if name not in self._consumers:
             self._consumers[name] = ConsumerMembers(self.group(name), self.run, self._consumer_session_ms)
         return self._consumers[name]
@@ -122,7 +122,8 @@ class Coordinator:
             raise CodeError(Code.NOT_COORDINATOR)
 
     async def metadata_of(self, name: str, member: str, generation: int, instance: str | None) -> GroupMetadata | None:
-        """Return the membership of a client that sends offsets with a transaction; None: it is not a member.
+        """Return the membership of a client that commits offsets in a transaction. Return None if the client is not a
+        member.
 
         Raises `CodeError` if the client is not a member of the latest generation.
         """
@@ -145,9 +146,8 @@ class Coordinator:
         return membership.metadata
 
     async def has_consumer(self, name: str, member: str, epoch: int) -> bool:
-        """Return True if a request about offsets is from a member of the consumer protocol with this epoch.
-
-        Raises `CodeError` if the epoch is not that of the member.
+        """Return True if a request about offsets is from a member of the consumer protocol. Raises `CodeError` if the
+        epoch in the request is not the epoch of the member.
         """
         local = self._groups.get(name)
         if not member or (local is not None and member in local.members):
@@ -185,7 +185,7 @@ class Coordinator:
             await self.run(membership.commit, offsets)
 
     def _drop_group(self, name: str) -> None:
-        """Drop the members of a group that another server or member has taken over. The clients then rejoin."""
+        """Remove the members of a group that is now owned by another server or member. The clients then rejoin."""
         members = self._groups.pop(name, None)
         if members is not None:
             _LOG.warning("another owner has taken over group %s, so its clients must rejoin", name)
@@ -236,7 +236,7 @@ class Coordinator:
 
 
 def _has_waiting_members(membership: Membership) -> bool:
-    """Send an exclusive owner's heartbeat if it is due. Return True if other members wait for partitions."""
+    """Send the heartbeat of an exclusive owner if it is due. Return True if other members wait for partitions."""
     membership.heartbeat_if_due()
     if membership.member.assignors == (ALL,):
         return False

@@ -1,4 +1,5 @@
-"""One consumer group's members, in memory. In Kafka's classic protocol, the leader, a client, computes the assignment.
+"""The members of a consumer group in the classic protocol, in memory. The assignment is computed by the group leader,
+which is a client.
 
 | state               | a member that joins               | all other members                                          |
 |---------------------|-----------------------------------|------------------------------------------------------------|
@@ -8,23 +9,23 @@
 | Stable              | starts a rebalance if it is new   | send heartbeats and commits                                |
 
 The server is the exclusive owner of the group. Each rebalance ends with a new entry in the group's journal, and the
-clients get the generation of that entry. If another server takes over the group, its entry has the next generation,
-which fences the commits of this server. No other data about members is stored.
+generation of this entry is sent to the clients. If another server becomes the owner of the group, its entry has the
+next generation, which fences the commits of this server. No other information about members is stored.
 
 **Shared groups.** If a consumer of the root (`sparklog.consumer`) joins the group, or another server has clients in the
 group, the journal determines the assignment:
 
-1. The owner's entry lists the assignors that all clients support and that sparklog implements. A new member that
-   supports none of these assignors gets an error. If the list is empty (Kafka Connect, Kafka Streams), no other member
-   can join.
+1. The owner's entry lists the assignors that all clients support and that sparklog implements. A new member that does
+   not support any of these assignors receives an error. If the list is empty (Kafka Connect, Kafka Streams), no other
+   member can join.
 2. The new member's entry in the journal shows that the member is waiting. The server starts a rebalance.
 3. When all clients have joined again, the server replaces itself in the journal with its clients, in one entry.
 4. From then on, each client is a member in the journal (`shared_members`), until the last client has left the group.
 
-A static member (KIP-345) that rejoins within its session timeout gets a new id, but keeps its assignment and
+If a static member (KIP-345) rejoins within its session timeout, it is assigned a new id, but retains its assignment and
 generation. Requests with the previous id are fenced. If the leader rejoins with a JoinGroup version below 9, the
-response contains the leader's previous id, so that the client does not compute an assignment. This is Kafka's behavior,
-except that a changed subscription starts a rebalance.
+response contains the leader's previous id, so that the client does not compute an assignment. This behavior is the same
+as in Kafka, except that a changed subscription starts a rebalance.
 """
 
 from __future__ import annotations
@@ -66,7 +67,7 @@ Run = Callable[..., Awaitable[Any]]
 
 @dataclass(frozen=True, slots=True)
 class JoinResult:
-    """The response to a member that has joined. Only the leader gets `members`."""
+    """The response to a member that has joined. Only the response to the leader contains `members`."""
 
     generation: int
     protocol: str
@@ -74,12 +75,12 @@ class JoinResult:
     member: str
     members: tuple[MemberState, ...] = ()
     skips_assignment: bool = False
-    """True for a leader that keeps the assignment because it is a static member that rejoins without a rebalance."""
+    """True if the leader must skip the assignment, because it is a static member that rejoins without a rebalance."""
 
 
 @dataclass(slots=True, eq=False)
 class MemberState:
-    """A member: its join details, its assignment, and its pending JoinGroup and SyncGroup requests."""
+    """A member, with its join details, its assignment, and its pending JoinGroup and SyncGroup requests."""
 
     details: JoinDetails
     assignment: bytes = b""
@@ -113,7 +114,7 @@ class MemberState:
 
 @dataclass(slots=True)
 class GroupMembers:
-    """The members of one group; see the module.
+    """The members of one group (see the module docstring).
 
     * `new_id` creates member ids
     * `run` calls functions that send requests to the store
@@ -126,7 +127,7 @@ class GroupMembers:
     run: Run
     state: str = EMPTY
     is_shared: bool = False
-    """True if the clients are members in the journal; `state` is then Stable."""
+    """True if the clients are members in the journal. In this case, `state` is Stable."""
     membership: Membership | None = None
     members: dict[str, MemberState] = field(default_factory=dict)
     protocol: str = ""
@@ -154,7 +155,7 @@ class GroupMembers:
         Args:
             details: the fields of the member's request.
             id_first: reject a member without an id, and return a new id to rejoin with (KIP-394).
-            may_skip: if a static leader rejoins, tell it to skip the assignment (KIP-814).
+            may_skip: if a static leader rejoins, instruct the leader to skip the assignment (KIP-814).
         """
         async with self.lock:
             joined: Awaitable[JoinResult]
@@ -258,7 +259,7 @@ class GroupMembers:
     # -- joins
 
     def _join_rebalance(self, member: MemberState, details: JoinDetails) -> Awaitable[JoinResult]:
-        """Add a member to the current rebalance. If no rebalance is in progress, start one."""
+        """Add a member to the current rebalance. If no rebalance is in progress, start a rebalance."""
         member.details = replace(details, member=member.id)
         member.fail(Code.UNKNOWN_MEMBER_ID)
         _stop(member.expiry)
@@ -270,7 +271,7 @@ class GroupMembers:
         return waiting
 
     def _joining_member(self, details: JoinDetails, id_first: bool) -> MemberState:
-        """Return the member that joins. If the member is not known, create it."""
+        """Return the member that joins. If the member is unknown, create a member."""
         self._check_protocols(details)
         current = self._member_of_instance(details.instance)
         if details.member:
@@ -413,8 +414,8 @@ class GroupMembers:
                 raise
             owner = None
         if previous is None:
-            # The generation in which these clients got their partitions is unknown, so ignore the partitions that they
-            # report as owned.
+            # The generation of the clients' assignment is unknown, so ignore the partitions that the clients report as
+            # owned.
             all_details = [replace(details, keeps_owned=False) for details in all_details]
         joined = await self.share(all_details, owner)
         self.membership, self.is_shared, self.state, self.leader = None, True, STABLE, ""

@@ -17,7 +17,9 @@ CONSUMER = "consumer"
 
 @dataclass(frozen=True, slots=True)
 class ConsumerSubscription:
-    """A consumer's topics, and the partitions that it keeps during a rebalance (none with eager assignors)."""
+    """The topics of a consumer, and the partitions that the consumer retains during a rebalance. If the assignor is
+    eager, there are no retained partitions.
+    """
 
     topics: tuple[str, ...]
     owned: Partitions = frozenset()
@@ -25,7 +27,9 @@ class ConsumerSubscription:
 
 @dataclass(frozen=True, slots=True)
 class JoinDetails:
-    """Details of a joining member. `protocols` are its assignors' names and metadata, in order of preference."""
+    """The fields of a joining member. `protocols` contains the names and metadata of its assignors, in order of
+    preference.
+    """
 
     member: str
     instance: str | None
@@ -40,7 +44,9 @@ class JoinDetails:
 
     @property
     def shared_assignors(self) -> tuple[str, ...]:
-        """The client's assignors that sparklog implements, in the client's order. Empty for other protocol types."""
+        """The assignors of the client that sparklog implements, in the order of the client. The result is empty if the
+        client is not a consumer.
+        """
         return tuple(name for name, _ in self.protocols if name in ASSIGNORS) if self.kind == CONSUMER else ()
 
     def subscription(self) -> ConsumerSubscription | None:

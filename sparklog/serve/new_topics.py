@@ -1,8 +1,8 @@
 """Validate new topics and partitions like a broker: colliding names, replication factors and replica assignments.
 
-A root has no replicas, so replication factors and assignments have no effect. They are validated for two reasons: a
-request that a broker rejects is a mistake of the client, and a broker must be able to create the same topic, for
-example to import an export of the topic.
+A root has no replicas, so replication factors and assignments have no effect. They are validated so that a request that
+a broker rejects is also rejected by the server, and so that a broker can create the same topic, for example when an
+exported topic is imported.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from sparklog.serve.served_log import ServedLog
 
 
 def check_collision(name: str, log: ServedLog) -> None:
-    """Raise `CodeError` if the names of two topics differ only in `.` and `_`, because they collide in broker metric
-    names.
+    """Raise `CodeError` if the names of two topics differ only in `.` and `_`, because these names collide in broker
+    metrics.
     """
     if "." not in name and "_" not in name:
         return

@@ -116,19 +116,19 @@ class ServeOptions:
     """Options of a server.
 
     * `listen`: the address to listen on; port 0 selects a free port
-    * `advertise`: the addresses that clients get: this server's address, followed by those of the other servers of the
-      root; if empty, clients get the listen address
+    * `advertise`: the addresses that are returned to clients: the address of this server, followed by the addresses of
+      the other servers of the root; if empty, the listen address is returned
     * `insecure`: allow connections from other hosts without TLS
     * `writable`: accept records and topic changes from clients
-    * `linger_seconds`: minimum time between two commits of a topic; None for 0 on a disk, 50 ms in a bucket
+    * `linger_seconds`: minimum time between two commits of a topic; if None, 0 on a disk and 50 ms in a bucket
     * `auto_create`: create requested topics that do not exist
     * `session_timeouts_ms`: minimum and maximum session timeout of group members, like Kafka's
       `group.min.session.timeout.ms` and `group.max.session.timeout.ms`
     * `consumer_session_ms`, `consumer_heartbeat_ms`: the session timeout and the heartbeat interval of members of the
       consumer protocol, like Kafka's `group.consumer.session.timeout.ms` and `group.consumer.heartbeat.interval.ms`
-    * `tls`: the TLS context for connections; None for plain text
+    * `tls`: the TLS context for connections, or None if connections are not encrypted
     * `metrics_port`: port for Prometheus, on the same host
-    * `users`: the users who may connect, by name; None for no authentication
+    * `users`: the users who may connect, by name, or None if authentication is disabled
     """
 
     listen: Address = Address("127.0.0.1", 9092)
@@ -152,7 +152,7 @@ class ServeOptions:
         return encryption if self.users is None else f"SASL_{encryption}"
 
     def __post_init__(self) -> None:
-        """Raise `BadRequest` if other hosts could connect without TLS and `insecure` is not set."""
+        """Raise `BadRequest` if other hosts can connect without TLS and `insecure` is False."""
         if not (self.insecure or self.tls is not None or self.listen.is_loopback):
             raise BadRequest(
                 f"other hosts can connect to {self.listen} without encryption; listen on 127.0.0.1, set --tls-cert and"

@@ -1,6 +1,7 @@
-"""The servers of a root that are configured to know each other (`--advertise`), and the leader of each partition.
+"""The servers of a root that are configured with each other's addresses (`--advertise`), and the leader of each
+partition.
 
-Every server can append to every partition and read it, because commits order the writes of all servers. Leaders are
+Every server can read and write every partition, because the writes of all servers are ordered by commits. Leaders are
 only hints: they distribute clients over the servers, and direct clients to another server if a server stops responding.
 Servers that agree on which servers respond return the same leaders.
 
@@ -36,7 +37,7 @@ class Peers:
     """The servers of a root.
 
     Args:
-        nodes: the addresses of all servers, this one first.
+        nodes: the addresses of all servers, starting with this server.
         is_encrypted: True if the servers use TLS.
     """
 
@@ -59,7 +60,7 @@ class Peers:
 
     @property
     def responding(self) -> list[Address]:
-        """The servers that respond, this one first."""
+        """The servers that respond, starting with this server."""
         return [self.own, *(node for node in self._others if node in self._responding)]
 
     async def responds(self, node: Address) -> bool:
@@ -69,18 +70,19 @@ class Peers:
         return node in self._responding
 
     async def first_responding(self, nodes: Iterable[Address]) -> Address:
-        """Return the first of these servers that responds; this server if none does."""
+        """Return the first of these servers that responds, or this server if no server responds."""
         for node in nodes:
             if await self.responds(node):
                 return node
         return self.own
 
     def coordinates(self, name: str) -> bool:
-        """Return True if this server is the first that responds for a transactional id."""
+        """Return True if this server coordinates a transactional id, because it is the first server that responds."""
         return min(self.responding, key=lambda node: ranking(name, node)) == self.own
 
     def leaders(self, topic: str) -> list[Address]:
-        """Return the leaders of a topic's partitions: partition p has the leader at index p modulo their number.
+        """Return the leaders of a topic's partitions. The leader of partition p has index p modulo the number of
+        leaders.
 
         The order of the servers depends on the topic's name. If a server does not respond, the next server that
         responds replaces it, so the leaders of other partitions do not change.
@@ -101,7 +103,7 @@ class Peers:
     async def _probe(self, node: Address) -> None:
         """Probe a server once per second over one connection.
 
-        Raises an error if the first response does not arrive, or if a later response times out. If the connection ends
+        Raises an error if the first response is not received, or if a later response times out. If the connection ends
         after a response, the caller connects again.
         """
         opening = asyncio.open_connection(node.host, node.port, ssl=self._tls)

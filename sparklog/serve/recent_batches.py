@@ -3,9 +3,10 @@
 A consumer that waits at the log end fetches each batch as soon as it is committed. These fetches return the bytes from
 memory, without a read plan and without a thread. All other fetches read the log (`sparklog.serve.stored_batches`).
 
-The headers have the fields that the commit defines: the base offset and the leader epoch. The checksum of a batch does
-not include them. Batches of transactions are not cached, because their visibility depends on the transaction. Batches
-of a topic with LogAppendTime are not cached either, because their timestamps and checksums would have to be changed.
+The batch headers contain the base offset and the leader epoch that the commit defines. The checksum of a batch does not
+include these fields. Batches of transactions are not cached, because their visibility depends on the transaction.
+Batches of a topic with LogAppendTime are not cached either, because their timestamps and checksums would have to be
+changed.
 """
 
 from __future__ import annotations
@@ -22,7 +23,10 @@ _BASE_OFFSET, _LEADER_EPOCH, _LEADER_EPOCH_POSITION = Struct(">q"), Struct(">i")
 
 
 class ConsecutiveBatches(NamedTuple):
-    """Consecutive batches up to offset `next`. If `is_full` is true, the batch at this offset exceeds the limit."""
+    """Consecutive batches up to offset `next`.
+
+    If `is_full` is true, the batch at offset `next` exceeds the size limit.
+    """
 
     batches: list[memoryview]
     next: int
@@ -30,7 +34,9 @@ class ConsecutiveBatches(NamedTuple):
 
 
 class RecentBatches:
-    """The latest batches by topic id, partition and base offset, with their next offsets. Thread-safe."""
+    """Caches the latest batches by topic id, partition and base offset, with their next offsets. This class is
+    thread-safe.
+    """
 
     def __init__(self) -> None:
         self._lock = ForkLock()
@@ -43,7 +49,7 @@ class RecentBatches:
         """Cache committed batches. `batches` has the bytes and the record count of each batch."""
         with self._lock:
             for produced, count in batches:
-                # A copy, because a view would keep the entire request in memory.
+                # Copy the batch, because a view would keep the entire request in memory.
                 data = bytearray(produced)
                 _BASE_OFFSET.pack_into(data, 0, base)
                 _LEADER_EPOCH.pack_into(data, _LEADER_EPOCH_POSITION, leader_epoch)
@@ -58,7 +64,7 @@ class RecentBatches:
     ) -> ConsecutiveBatches:
         """Return cached batches from offset `start` to offset `end`, up to `nbytes`.
 
-        If `at_least_one` is true, the first batch is returned whatever its size.
+        If `at_least_one` is true, the first batch is returned regardless of its size.
         """
         batches, is_full = list[memoryview](), False
         while start < end and (batch := self._batches.get((topic_id, partition, start))) is not None:

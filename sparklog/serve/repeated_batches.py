@@ -3,8 +3,8 @@
 A producer retries a batch if the response is lost, for example because the server was killed. Another server may
 receive the retry. The registry shows that the batch was committed, and which commit contains the producer's latest
 batch. Merging, sealing and compaction preserve the producer id, epoch and base sequence in batch headers, so the batch
-can be found. The search reads backwards from the end of that commit, and only slices that contain batches of idempotent
-producers.
+can be found. The search reads backwards from the end of this commit, and reads only slices that contain batches of
+idempotent producers.
 """
 
 from __future__ import annotations
@@ -31,7 +31,9 @@ REPEATABLE_BATCHES = 5
 """The number of a producer's latest batches to search. Idempotent Kafka clients have at most five requests in flight.
 """
 WINDOW_BYTES, SEARCH_BYTES = 1 << 20, 64 << 20
-"""Bytes to read in one step, and in total. The total is limited because other producers' batches may lie in between."""
+"""The number of bytes to read in one step, and the maximum number of bytes to read. The maximum is required because
+batches of other producers may follow the retried batch.
+"""
 
 
 def find_repeated(log: TopicLog, partition: int, batch: ProducedBatch, entry: WriterEntry) -> BatchHeader | None:
@@ -41,7 +43,7 @@ def find_repeated(log: TopicLog, partition: int, batch: ProducedBatch, entry: Wr
     """
     snapshot = log.snapshot(refresh=False)
     start = int(snapshot.state.log_start[partition])
-    # The number of the producer's records after this batch. Each record has one offset.
+    # The number of records that the producer has written after this batch. Each record has one offset.
     later = (entry.batch + 1 - batch.base_sequence) % (MAX_SEQUENCE + 1) - batch.count
     end = _end_of_commit(snapshot, partition, entry.version) - later
     found = 0
@@ -94,7 +96,9 @@ def _windows(snapshot: Snapshot, partition: int, start: int, end: int) -> Iterat
 
 
 def _chunks(slices: Slices, start: int, end: int) -> Iterator[tuple[int, int, int]]:
-    """Yield first offset, end offset and size of slices, latest first. Large slices, such as segments, are split."""
+    """Yield the first offset, end offset and size of slices, starting with the latest slice. Large slices, such as
+    segments, are split.
+    """
     for row in reversed(np.flatnonzero(slices.flags & int(SliceFlag.KAFKA_PRODUCERS)).tolist()):
         base, stop, size = (int(column[row]) for column in (slices.base, slices.end, slices.size))
         step = max((stop - base) * WINDOW_BYTES // max(size, 1), 1)

@@ -1,4 +1,5 @@
-"""The log that a server reads: a view of a root or a Kafka directory that threads and waiting fetches share.
+"""The log that a server reads, which is a view of a root or a Kafka directory. It is shared by threads and waiting
+fetches.
 
 Views are not thread-safe, so a lock serializes polling and planning. Files are read in parallel. Fetches at the log end
 wait in `wait_for_change`. A single task polls the topics of all waiting fetches, at the poll interval of the view and
@@ -33,15 +34,18 @@ from sparklog.serve.recent_batches import RecentBatches
 from sparklog.storage.fork_safety import ForkLock
 
 LISTING_MS = 1_000
-"""The time (ms) for which a topic listing is cached on remote stores, because tools list topics repeatedly."""
+"""The time (ms) for which a topic listing is cached if the store is remote. Listings are cached because tools list
+topics repeatedly.
+"""
 NEAR_OFFSETS = 1 << 16
-"""The number of offsets to consider first when planning a read, because a partition may have a hundred thousand slices.
+"""The number of offsets that are first considered when a read is planned. The number is limited because a partition may
+have a large number of slices.
 """
 POLLED_TOPICS, YIELD_SECONDS = 100, 0.0005
 """The number of topics to poll while holding the lock, and the time for which other threads can then acquire it."""
 Ends: TypeAlias = Mapping[int, Bounds]
 Runner: TypeAlias = Callable[..., Awaitable[Any]]
-"""Calls a function with arguments in a thread."""
+"""A function that calls another function with arguments in a thread."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +67,7 @@ MISSING, DENIED = PolledTopic(), PolledTopic(code=Code.TOPIC_AUTHORIZATION_FAILE
 
 @dataclass(frozen=True, slots=True)
 class FetchPosition:
-    """The position of a fetch: the next offset of a partition, for readers with one isolation level."""
+    """The position of a fetch, which is the next offset of a partition for an isolation level."""
 
     topic: str
     topic_id: str
@@ -137,7 +141,7 @@ class ServedLog:
         polled, remaining = dict[str, PolledTopic](), iter(topics)
         while part := list(islice(remaining, POLLED_TOPICS)):
             polled |= self._poll(part)
-            # Let a thread that waits for the lock acquire it.
+            # Allow another thread to acquire the lock.
             self.env.sleep(YIELD_SECONDS)
         return polled
 
@@ -163,7 +167,7 @@ class ServedLog:
     def _topic_id(self, topic: str) -> str:
         # A fetch by topic id must never return records of another topic.
         if self.root is None:
-            # Only Kafka directories need this import. The topics of a root always have unique ids.
+            # This import is required only for Kafka directories, because the topics of a root always have unique ids.
             from sparklog.kafka.in_place.view import KafkaView
 
             if isinstance(self._view, KafkaView):
@@ -213,7 +217,7 @@ class ServedLog:
         return self.env.elapsed_ms(polled.ended) < self._view.poll_interval_ms
 
     def plan(self, offsets: OffsetRange, isolation: str, nbytes: int) -> tuple[ReadPart | None, int]:
-        """Plan the first part of a range, with about `nbytes` stored bytes.
+        """Plan a read of the first part of a range, with about `nbytes` stored bytes.
 
         Return the part and the offset where it ends. The part is None if it does not contain visible records.
         """
@@ -294,7 +298,7 @@ class ServedLog:
             try:
                 polled = await run(self.poll, topics)
             except SparklogError:
-                # When the wait is over, each fetch polls again and gets the error.
+                # When the wait ends, each fetch polls again, and the error is raised in the fetch.
                 polled = None
             for changed, awaited in self._waiting.items() if polled is not None else ():
                 if any(polled.get(name, MISSING).ends != topic.ends for name, topic in awaited.items()):

@@ -1,4 +1,4 @@
-"""Run a server: accept connections, serve metrics, and stop. The server has no state that is not in the log."""
+"""Run a server: accept connections, serve metrics, and stop. All state of the server is stored in the log."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ from sparklog.serve.services import Services
 from sparklog.storage import open_store
 
 BACKLOG = 1_024
-"""The operating system uses a smaller number if `net.core.somaxconn` is smaller."""
+"""The maximum number of pending connections. The operating system uses `net.core.somaxconn` if it is smaller."""
 ACCEPT_PAUSE_SECONDS = 0.5
 SWEEP_SECONDS = 5.0
 TIMEOUT_SECONDS = 10.0
-"""Kafka's `transaction.abort.timed.out.transaction.cleanup.interval.ms`."""
+"""The default of Kafka's `transaction.abort.timed.out.transaction.cleanup.interval.ms`."""
 IMPORT_SECONDS, KERNEL_SECONDS = 0.2, 1.0
 LOADING_SWITCH_SECONDS = 0.0005
 SCRAPE_SECONDS = 10.0
@@ -52,7 +52,7 @@ def open_served(
         location: the location to serve.
         create: create a root if the location is empty.
         backup: number of a backup in a backup repository.
-        corrupt_records: as for `opening.open_view`.
+        corrupt_records: the policy for corrupt records, as in `opening.open_view`.
     """
     skipped = SkippedLog()
     if backup is not None:
@@ -198,9 +198,9 @@ class Server:
                     connection.close()
 
     async def _timing_out(self) -> None:
-        """Abort transactions past their timeout in the served topics until cancelled, as a broker does.
-
-        Commits and `sparklog retain` abort them as well, but consumers may wait at the end of an idle topic.
+        """Until cancelled, abort transactions of the served topics that exceeded their timeout, as a broker does.
+        Commits and `sparklog retain` also abort these transactions, but consumers may wait at the end of an idle
+        topic.
         """
         while True:
             await asyncio.sleep(TIMEOUT_SECONDS)
@@ -254,9 +254,9 @@ async def serve_until_signal(log: ServedLog, options: ServeOptions, ready: Calla
 def _load_kernels() -> None:
     """Load the compiled kernel that validates batches, without long pauses of the other threads.
 
-    Loading takes half a second, in which threads compete for the interpreter. Therefore this thread releases it more
-    often. A garbage collection of all objects would stop all threads for about 0.1 s, so collections are paused. Most
-    objects of numba exist as long as the process, so later collections ignore the existing objects.
+    Loading takes half a second, during which threads compete for the interpreter lock. Therefore this thread releases
+    the lock more often. A garbage collection of all objects would stop all threads for about 0.1 s, so collections are
+    paused. Most objects of numba exist as long as the process, so later collections ignore the existing objects.
     """
     from sparklog.format.kernels.kernel_choice import preload
     from sparklog.format.kernels.record_kernels import check_records
@@ -274,7 +274,7 @@ def _load_kernels() -> None:
 
 @contextmanager
 def serving(location: str | ServedLog, options: ServeOptions) -> Iterator[Address]:
-    """Serve in a thread during a `with` block, for tests and programs. Yields the address."""
+    """Serve in a thread during a `with` block, for tests and programs. Yields the address of the server."""
     log = location if isinstance(location, ServedLog) else open_served(resolve(location))
     result: Future[Address] = Future()
     leaving = threading.Event()

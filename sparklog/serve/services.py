@@ -27,8 +27,8 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 STALL_SECONDS = 2.0
-"""A request has stalled if no bytes have arrived for this long. If other requests need its memory, its connection is
-closed.
+"""A request is stalled if no bytes have been received for this time. If other requests need its memory, the connection
+of the stalled request is closed.
 """
 
 
@@ -66,11 +66,11 @@ class ServerMetrics:
 
 @dataclass(slots=True, eq=False)
 class RequestBytes:
-    """The bytes of one request that have arrived so far.
+    """The number of bytes of a request that have been received.
 
-    * `close`: closes the connection of the request
-    * `last`: the time when the latest bytes arrived (event loop time)
-    * `waits`: True while the request waits for memory. During this time, the client is not responsible for the pause.
+    * `close`: function that closes the connection of the request
+    * `last`: the event loop time at which the latest bytes were received
+    * `waits`: True while the request waits for memory. During this time, the request is not stalled.
     """
 
     close: Callable[[], None]
@@ -80,7 +80,7 @@ class RequestBytes:
 
 
 class RequestMemory:
-    """The memory of requests that have arrived at least partially and have no response yet.
+    """Limits the memory of requests that have been received at least partially and do not have a response yet.
 
     The bytes of small requests are counted, but small requests do not wait. Large requests wait for memory in order of
     arrival. Two rules prevent deadlocks:
@@ -104,7 +104,9 @@ class RequestMemory:
         request.nbytes += nbytes
 
     async def acquire(self, request: RequestBytes, nbytes: int) -> None:
-        """Wait until there is memory for the bytes of a large request that have just arrived, and count these bytes."""
+        """Wait until memory is available for the bytes of a large request that have just been received, and count these
+        bytes.
+        """
         self._arriving.add(request)
         if self._exceeding is not request and (self._free_bytes < nbytes or self._turn.locked()):
             request.waits = True
@@ -118,7 +120,7 @@ class RequestMemory:
         self.add(request, nbytes)
 
     def arrived(self, request: RequestBytes) -> None:
-        """Record that a request has arrived completely, so that it can no longer stall."""
+        """Record that a request has been received completely, so that it can no longer stall."""
         self._arriving.discard(request)
 
     def release(self, request: RequestBytes) -> None:
@@ -130,7 +132,7 @@ class RequestMemory:
         self._freed.set()
 
     async def _wait(self) -> None:
-        """Wait until a request releases its memory. If no request does, close a stalled connection."""
+        """Wait until a request releases its memory. If no memory is released, close a stalled connection."""
         self._freed.clear()
         try:
             await asyncio.wait_for(self._freed.wait(), STALL_SECONDS)
@@ -223,7 +225,7 @@ class Services:
 
     @cached_property
     def transactions(self) -> TransactionCoordinator | None:
-        """None for a Kafka directory, which has no journals of transactional ids."""
+        """The transaction coordinator. None for a Kafka directory, which has no journals of transactional ids."""
         if self.log.root is None:
             return None
         from sparklog.serve.transactions import TransactionCoordinator
@@ -237,7 +239,7 @@ class Services:
         return Appends(self.log, self.run, self.options.linger_seconds)
 
     async def finish_appends(self, timeout_seconds: float) -> None:
-        """Finish the commits of batches that are in flight, and reject other batches."""
+        """Wait for in-flight commits, and reject the batches whose commit has not started."""
         if "appends" in vars(self):
             await self.appends.close(timeout_seconds)
 
@@ -256,7 +258,7 @@ class Services:
     async def run_fetch(self, function: Callable[..., T], *arguments: object) -> T:
         """Call a function of a Fetch request in a thread.
 
-        Fetches have threads of their own, so that commits and heartbeats do not wait until records have been read.
+        Fetches use separate threads, so that commits and heartbeats do not wait until records have been read.
         """
         return await asyncio.get_running_loop().run_in_executor(self._fetch_pool, function, *arguments)
 

@@ -1,8 +1,8 @@
-"""Journal requests for clients of this server in a shared group.
+"""Add, update and remove clients of this server in the journal of a shared group.
 
-The clients are ordinary members in the group's journal (`classic_member`), and the server acts for them: it sends their
-heartbeats, and removes clients that leave or whose session times out. Several servers of a root may have clients in the
-same group.
+The clients are ordinary members in the group's journal (`classic_member`). The server sends heartbeats for the clients,
+and removes a client if it leaves or if its session times out. Several servers of a root may have clients in the same
+group.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ _LOG = logging.getLogger("sparklog.serve")
 
 
 def join_journal(group: Group, joining: Sequence[JoinDetails], owner: GroupMetadata | None) -> list[ClassicMember]:
-    """Add clients to the group in one entry. Raises `Conflict` if the members have no assignor in common.
+    """Add clients to the group in one entry. Raises `Conflict` if the members do not have a common assignor.
 
     Args:
-        owner: the exclusive owner that the clients replace. Cooperative clients keep the partitions that they own. If
-            None, the clients are new to the group.
+        owner: the exclusive owner that the clients replace. Cooperative clients retain the partitions that they own. If
+            None, the clients join the group as new members.
 
     Raises:
         CodeError: INCONSISTENT_GROUP_PROTOCOL if a client is not a consumer, or supports none of sparklog's assignors.
@@ -78,7 +78,7 @@ def refresh_membership(membership: Membership, state: GroupState) -> None:
     membership.apply(state)
     membership.heartbeat_if_due()
     topics, state = membership.member.topics, membership.state
-    # The server polls existing topics anyway, for the clients' fetches.
+    # Existing topics are not read again, because the server polls these topics for the fetches of the clients.
     counts = partition_counts(membership.group, topics, refresh=[t for t in topics if t not in state.partitions])
     if any(count > state.partitions.get(topic, 0) for topic, count in counts.items()):
         membership.subscribe(topics, counts)
@@ -89,7 +89,7 @@ def partition_counts(
 ) -> Mapping[str, int]:
     """Return the number of partitions of each existing topic.
 
-    `refresh` lists the topics to read again (None: all topics).
+    `refresh` contains the topics to read again. If it is None, all topics are read again.
     """
     counts = {}
     for topic in topics:

@@ -1,14 +1,15 @@
 """Read stored batches for fetches, without decoding them.
 
-Batch headers get the fields that their slice defines: base offsets, the leader epoch and, if LogAppendTime is used, the
-commit time, with an updated checksum. Maintenance rewrites slices in the same way. If a fetch starts inside a batch, it
+The base offset, the leader epoch and, if LogAppendTime is used, the commit time of the slice are written to the batch
+headers, and the checksum is updated. Maintenance rewrites slices in the same way. If a fetch starts inside a batch, it
 returns the entire batch, as in Kafka.
 
 If the remainder of a range contains no visible batches, because all of them were aborted or compacted, an empty batch
 covers the offsets. Clients continue after this batch, as after a batch that Kafka's cleaner has emptied.
 
-A window of batches is read at once and returned in the sizes that the client requests. The remainder is buffered for
-the next fetch. When less than half of a window remains, the next window is read while the client processes its records.
+A window of batches is read in one step and returned in the sizes that the client requests. The remainder is buffered
+for the next fetch. When less than half of a window remains, the next window is read while the client processes its
+records.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ from sparklog.storage.fork_safety import ForkLock
 from sparklog.storage.parallel_reads import UntilError
 
 WINDOW_BYTES = 4 << 20
-"""The approximate number of bytes to read from a partition at once."""
+"""The approximate number of bytes to read from a partition in one step."""
 BUFFER_BYTES = 64 << 20
 """The maximum total size of the batches that are buffered for the next fetches of all clients."""
 MAX_DELTA = 2**31 - 2
@@ -55,7 +56,7 @@ class _Chunk:
 
     * `first`: the index of the first remaining batch
     * `base`: the position at which `data` starts
-    * `aborted`: aborted Kafka transactions, or None if readers do not need them
+    * `aborted`: aborted Kafka transactions, or None if readers do not require this list
     """
 
     data: memoryview
@@ -85,7 +86,7 @@ class _Chunk:
 
 @dataclass(slots=True)
 class FetchedRecords:
-    """The result of a fetch from one partition: the `buffers` of consecutive batches, up to offset `next`."""
+    """The result of a fetch from one partition. `buffers` contains consecutive batches up to offset `next`."""
 
     buffers: list[memoryview] = field(default_factory=list)
     nbytes: int = 0
@@ -97,7 +98,7 @@ class FetchedRecords:
 
 
 class StoredBatches:
-    """Reads batches of a served log. Thread-safe."""
+    """Reads batches of a served log. This class is thread-safe."""
 
     def __init__(self, log: ServedLog) -> None:
         self._log = log
@@ -123,7 +124,7 @@ class StoredBatches:
 
         If `at_least_one` is true, the first batch is returned regardless of its size. Raises `NotFound` if the offsets
         have been deleted, and `Corrupt` if the first batch is corrupt. If a later batch is corrupt, the result ends
-        before that batch, and the next fetch starts there.
+        before this batch, and the next fetch starts at this batch.
         """
         records = FetchedRecords(next=position.offset)
         aborted = list[AbortedTransactions]()
@@ -168,9 +169,8 @@ class StoredBatches:
         return recent.read(topic_id, position.partition, offset, end, nbytes, at_least_one=at_least_one)
 
     def read_ahead(self, position: FetchPosition, end: int) -> None:
-        """Read and buffer the window at a position, unless this has already been done. Errors are ignored.
-
-        The fetch at this position waits for the window, or gets the error.
+        """Read and buffer the window at a position, unless it has already been read. Errors are ignored, because the
+        fetch at this position reads the window again and raises the error.
         """
         with self._lock:
             if position in self._ahead or position in self._buffered:
@@ -201,7 +201,7 @@ class StoredBatches:
                 self._free_bytes += self._buffered.popitem(last=False)[1].nbytes
 
     def _load(self, position: FetchPosition, end: int, nbytes: int) -> _Chunk:
-        """Read the next window, which has at least one batch."""
+        """Read the next window, which contains at least one batch."""
         start = position.offset
         while start < end:
             offsets = OffsetRange(position.topic, position.partition, start, end)
@@ -225,7 +225,7 @@ def _aborted_in(parts: list[AbortedTransactions], start: int, end: int) -> list[
 def _chunk_of(part: Any, start: int, end: int) -> _Chunk:
     """Read the batches of a part that overlap offsets [start, end).
 
-    Their headers get the fields that the slices define.
+    The header fields that the slices define are written to the batches.
     """
     if isinstance(part, NativeReadPart):
         return _joined(patched_batches(part), start, end, part.slices.hidden)

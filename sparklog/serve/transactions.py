@@ -1,4 +1,4 @@
-"""Transactions of Kafka clients: the requests to the journals of their transactional ids.
+"""Write and read the transactions of Kafka clients in the journals of their transactional ids.
 
 A transaction of a Kafka client is a transaction of the root (`sparklog.transactions.producer`), in which any server can
 do each step, because its state is in the log:
@@ -11,14 +11,15 @@ do each step, because its state is in the log:
 4. EndTxn reads the prepares from the states of the topics, and writes the decision.
 
 AddPartitionsToTxn and AddOffsetsToTxn only check the producer: a transaction without records or offsets has no effect,
-so the journal need not know of it.
+so it does not have to be recorded in the journal.
 
-**Which transaction a request belongs to.** Requests do not contain the transaction's number, which is always the one
-after the latest decision. So each request reads the latest entry. If a cache of names may hide the latest entry, the
-`prepare` of step 2 is written for every Produce request, not only for the first of a topic: its number can be created
-only after the latest entry. Step 4 then waits until it can read the version of each topic that this entry lists.
+**Which transaction a request belongs to.** Requests do not contain the number of the transaction, which always follows
+the number of the latest decision. Therefore each request reads the latest entry. If a cache of names may hide the
+latest entry, the `prepare` of step 2 is written for every Produce request, not only for the first of a topic: its
+number can be created only after the latest entry. Step 4 then waits until it can read the version of each topic that
+this entry lists.
 
-**Version 2 of transactions** (KIP-890). Each transaction of a client has an epoch of its own. The entry that ends a
+**Version 2 of transactions** (KIP-890). Each transaction of a client has a separate epoch. The entry that ends a
 transaction has the next epoch, and the name of its instance has the epoch before, so that a retry of EndTxn with that
 epoch gets the same response. A request with an older epoch is rejected, so a late batch does not become a part of the
 next transaction. After the first transaction, a request needs the latest entry only if the cached entry has another
@@ -73,7 +74,9 @@ from sparklog.storage.retries import Backoff
 from sparklog.transactions.completion import check_not_one_write, recorded_everywhere, resolve_topic
 
 MIN_PRODUCER_ID = 1 << 32
-"""Above the ids in imported topics, because brokers count from 0."""
+"""The minimum producer id of a Kafka client. It is above the producer ids in imported topics, because broker ids start
+at 0.
+"""
 EPOCHS = 32_000
 """Number of epochs of a producer id. Kafka's epochs end at 32,767."""
 ABORTED_BY_OTHERS = (BY_TIMEOUT, BY_OPERATOR, BY_NEWER_GENERATION, BY_EXPIRY)
@@ -92,7 +95,8 @@ NO_PRODUCER = ProducerEpoch(-1, -1)
 
 @dataclass(frozen=True, slots=True)
 class ClientInstance:
-    """The instance of a transactional id that a Kafka client is. The journal has its text as the name of the instance.
+    """A Kafka client as an instance of a transactional id. Its string form is stored in the journal as the name of the
+    instance.
 
     * `timeout_ms`: the client's `transaction.timeout.ms`
     * `continued`: the epoch that the client had before the latest one, if it has ended a transaction in version 2 of
@@ -109,7 +113,7 @@ class ClientInstance:
 
     @classmethod
     def parse(cls, text: str | None) -> ClientInstance | None:
-        """Return the instance with this name; None if it is not a Kafka client."""
+        """Return the instance with this name, or None if the instance is not a Kafka client."""
         kind, *parts = (text or "").split("/")
         if kind != "kafka" or len(parts) != 3 or not parts[0].isdecimal():
             return None
@@ -117,9 +121,8 @@ class ClientInstance:
 
 
 class TransactionCoordinator:
-    """See the module. Methods wait for the store; threads may share the coordinator.
-
-    They raise `CodeError` with the error code of a broker if a producer is fenced or unknown.
+    """Coordinates transactions (see the module docstring). Methods wait for the store, and can be called by several
+    threads. The methods raise `CodeError` with the error code of a broker if a producer is fenced or unknown.
     """
 
     def __init__(self, root: Root) -> None:
@@ -133,8 +136,8 @@ class TransactionCoordinator:
             timeout_ms: The client's `transaction.timeout.ms`.
             producer: The client's producer, if it continues after an error.
 
-        Raises `CodeError` with CONCURRENT_TRANSACTIONS if another request begins an epoch at the same time, as in
-        Kafka. Clients retry.
+        As in Kafka, raises `CodeError` with CONCURRENT_TRANSACTIONS if another request begins an epoch concurrently.
+        Clients then retry.
         """
         check_not_one_write(check_id(transactional_id, "transactional id"))
         if not 1 <= timeout_ms <= MAX_TRANSACTION_TIMEOUT_MS:
@@ -162,7 +165,9 @@ class TransactionCoordinator:
         return self._producer_after(log, step)
 
     def producer(self, state: Decisions, epoch: int | None = None) -> ProducerEpoch:
-        """Return the producer of an epoch in the journal of a transactional id; None: of the latest one."""
+        """Return the producer of an epoch in the journal of a transactional id. If the epoch is None, the latest epoch
+        is used.
+        """
         latest = state.epoch if epoch is None else epoch
         assert latest is not None
         cycle, producer_epoch = divmod(latest - 1, EPOCHS)
@@ -251,9 +256,8 @@ class TransactionCoordinator:
         return self._producer_after(log, step)
 
     def _has_ended(self, state: Decisions, producer: ProducerEpoch, *, is_commit: bool) -> bool:
-        """Return True if `producer`, with its former epoch, has ended the latest transaction with this result.
-
-        Raises `CodeError` if it has ended the transaction with the other result.
+        """Return True if `producer` has ended the latest transaction with this result in its previous epoch. Raises
+        `CodeError` if `producer` has ended the transaction with the other result.
         """
         if producer != self._former(state) or state.reason not in (None, BY_OWNER):
             return False
@@ -262,9 +266,8 @@ class TransactionCoordinator:
         return True
 
     def abort_overdue(self, topics: Sequence[str]) -> bool:
-        """Abort transactions of these topics past their timeout. Return True if outcomes were recorded.
-
-        Requests are made only for a topic whose cached state has a transaction that looks overdue.
+        """Abort transactions of these topics that exceeded their timeout. Return True if outcomes were recorded.
+        Requests are sent only for a topic whose cached state contains a transaction that appears to be overdue.
         """
         now_ms = self.root.env.wall_ms()
         is_changed = False
@@ -279,7 +282,7 @@ class TransactionCoordinator:
     def _aborted(self, base: Decisions, producer: ProducerEpoch, n: int) -> Decisions | None:
         self._check_instance(base, producer)
         if base.is_decided(n) and base.reason in ABORTED_BY_OTHERS:
-            # This entry shows that the producer knows of the abort.
+            # This entry records that the producer has received the abort.
             return abort(base, base.newest + 1, BY_OWNER)
         return abort(base, n, BY_OWNER)
 
@@ -308,7 +311,7 @@ class TransactionCoordinator:
     def _topic_since(self, prepared: Prepared) -> TopicState:
         """Return the latest state of a topic, which contains this prepare.
 
-        A cache of names may hide the prepare, and then also earlier ones that the COMMIT must list.
+        A directory cache may hide the prepare, and also earlier prepares that the COMMIT must list.
         """
         backoff, log = Backoff(self.root.env), self.root.engine.log(prepared.topic)
         while True:
@@ -324,7 +327,7 @@ class TransactionCoordinator:
         return self.root.engine.decisions.log(transactional_id)
 
     def now_ms(self) -> int:
-        """Return the store's time, with which the ages of transactions are computed."""
+        """Return the store's time, which is used to compute the ages of transactions."""
         return reading_clock_ms(self.root.store, self.root.env)
 
     def latest(self, transactional_id: str) -> Decisions:
@@ -374,7 +377,7 @@ class ClientTransaction:
     def add_topic(self, txn: Txn, log: TopicLog) -> None:
         """Add a topic to the journal after a commit of batches to it, unless it has been added.
 
-        Raises `CodeError` if the transaction has been decided in the meantime: the batches are aborted.
+        Raises `CodeError` if the transaction has been decided in the meantime. In this case, the batches are aborted.
         """
         decisions, topic = self.coordinator.log(txn.id), log.state(refresh=False)
         prepares = open_transactions(topic).get((txn.id, txn.n))
@@ -408,7 +411,9 @@ class ClientTransaction:
 
 
 def _with_next_epoch(base: Decisions, after: Decisions, *, is_v2: bool) -> Decisions:
-    """Return the entry that ends a transaction, with the epoch of the next transaction: in version 1, the same one."""
+    """Return the entry that ends a transaction, with the epoch of the next transaction. In version 1, the epoch does
+    not change.
+    """
     instance = ClientInstance.parse(base.run)
     assert instance is not None
     assert base.epoch is not None

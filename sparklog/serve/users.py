@@ -1,4 +1,4 @@
-"""Users: who may connect, which topics they may read and write, and which groups they may use.
+"""The users who may connect, the topics that they may read and write, and the groups that they may use.
 
 The users file has one line per user: the name, a password hash, and the allowed prefixes of topic and group names:
 
@@ -134,7 +134,7 @@ class SaslExchange:
         try:
             return handle(data.decode())
         except ValueError as error:
-            # This includes text that is not valid UTF-8 or base64.
+            # This error includes strings that are not valid UTF-8 or base64.
             raise CodeError(Code.SASL_AUTHENTICATION_FAILED, str(error)) from None
 
     def _user(self, name: str) -> User:

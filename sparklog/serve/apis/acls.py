@@ -1,8 +1,9 @@
-"""Requests about ACLs and SCRAM credentials, which show the users file.
+"""Handle requests about ACLs and SCRAM credentials, which return the permissions in the users file.
 
-Without a users file, the responses are those of a broker without an authorizer. With a users file, a permission is
-shown as ACLs that allow its operations on a prefixed resource. A user who may write all topics sees the permissions of
-all users, and other users see only their own permissions. Clients cannot change the users file.
+If the server does not have a users file, it responds like a broker without an authorizer. If the server has a users
+file, a permission is returned as ACLs that allow the operations of the permission on a prefixed resource. The
+permissions of all users are returned to a user who may write all topics. Only the user's own permissions are returned
+to other users. Clients cannot change the users file.
 """
 
 from __future__ import annotations
@@ -33,7 +34,10 @@ READ_ONLY_FILE = CodeError(
 
 @dataclass(frozen=True, slots=True)
 class Resource:
-    """A resource of an ACL: the resources of a type whose names equal `name` or start with it."""
+    """A resource of an ACL.
+
+    It includes the resources of a type whose names are equal to `name` or start with `name`.
+    """
 
     kind: int
     name: str
@@ -83,7 +87,7 @@ def _allowed(user: User, writable: bool) -> Iterator[tuple[Resource, int]]:
 
 
 def _numbers(operations: Operation) -> list[int]:
-    """Return the numbers of operations, which are the positions of their bits."""
+    """Return the number of each operation, which is the position of its bit."""
     return [operation.bit_length() - 1 for operation in Operation if operation & operations]
 
 
@@ -137,7 +141,9 @@ async def alter_user_scram_credentials(request: ServedRequest) -> Fields:
 
 
 def _visible_users(request: ServedRequest) -> list[User]:
-    """Return the users that the client may see: all users if the client may write all topics, otherwise itself."""
+    """Return the users that the client may describe. If the client may write all topics, it may describe all users.
+    Otherwise it may describe only itself.
+    """
     users, own = request.services.options.users, request.client.user
     if users is None or own is None:
         return []

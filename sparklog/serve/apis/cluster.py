@@ -1,6 +1,6 @@
-"""Admin requests for features that a root does not have: quotas, replicas and a quorum.
-
-The responses are those of a single broker without these features: lists are empty, and no election is needed.
+"""Handle admin requests for features that a root does not have: quotas, replicas and a quorum. The responses are the
+same as the responses of a single broker that does not use these features. Lists are empty, and elections are not
+needed.
 DescribeProducers and ListConfigResources return the producers and configs of the root.
 """
 
@@ -52,7 +52,9 @@ async def list_partition_reassignments(request: ServedRequest) -> Fields:
 
 
 def alter_partition_reassignments(request: ServedRequest) -> Fields:
-    """Accept replicas that are servers of the root. They have no effect, because every server has all partitions."""
+    """Accept replicas that are servers of the root. The replicas do not have an effect, because every server can serve
+    all partitions.
+    """
     topics, nodes = request.fields["topics"], set(request.services.node_ids.values())
     polled = _visible(request, (topic["name"] for topic in topics), may_see)
 
@@ -74,7 +76,7 @@ def alter_partition_reassignments(request: ServedRequest) -> Fields:
 
 
 def alter_replica_log_dirs(request: ServedRequest) -> Fields:
-    """Accept the only log directory, which is the served location. All partitions are already there."""
+    """Accept the only log directory, which is the served location. All partitions are already in this directory."""
     dirs = request.fields["dirs"]
     polled = _visible(request, (topic["name"] for entry in dirs for topic in entry["topics"]), may_see)
 
@@ -112,7 +114,7 @@ def elect_leaders(request: ServedRequest) -> Fields:
 
 
 async def describe_quorum(request: ServedRequest) -> Fields:
-    """Return a quorum that consists of this server. Its offsets are 0, because a root has no metadata log."""
+    """Return a quorum that consists of this server. All offsets are 0, because a root does not have a metadata log."""
     services, found = request.services, False
     own = services.peers.own
     node_id, topics = services.node_ids[own], list[Fields]()
@@ -156,7 +158,9 @@ def describe_producers(request: ServedRequest) -> Fields:
 
 
 def _producers(request: ServedRequest, topic: str) -> dict[int, list[Fields]]:
-    """Return the idempotent producers in a topic's registry, by partition. A Kafka directory has no registry."""
+    """Return the idempotent producers in a topic's registry, by partition. The result is empty for a Kafka directory,
+    which does not have a registry.
+    """
     root, transactions = request.services.log.root, request.services.transactions
     rows: dict[int, list[Fields]] = {}
     if root is None or transactions is None:
@@ -192,7 +196,10 @@ def list_config_resources(request: ServedRequest) -> Fields:
 def _visible(
     request: ServedRequest, names: Iterable[str], may: Callable[[ServedRequest, str], bool]
 ) -> dict[str, PolledTopic]:
-    """Poll topics, and return the state of each topic. The state of a topic that the client may not see is `DENIED`."""
+    """Poll topics, and return the state of each topic.
+
+    If the client may not describe a topic, its state is `DENIED`.
+    """
     topics = list(dict.fromkeys(names))
     polled = request.services.log.poll_each([name for name in topics if may(request, name)])
     invalid = PolledTopic(code=Code.INVALID_TOPIC)

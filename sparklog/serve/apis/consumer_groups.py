@@ -1,8 +1,8 @@
 """Requests of the consumer protocol (KIP-848): ConsumerGroupHeartbeat and ConsumerGroupDescribe.
 
-The server, not a client, computes the assignment. A group may also have members of the classic protocol, consumers of
-the root and clients of other servers, because the members are in the group's journal. OffsetCommit and OffsetFetch of
-members are in `groups`.
+The assignment is computed by the server instead of a client. The members are stored in the group's journal, so a group
+may also have members of the classic protocol, consumers of the root and clients of other servers. The module `groups`
+handles OffsetCommit and OffsetFetch requests of members.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ CLIENT_ID_VERSION = 1
 """The first version of ConsumerGroupHeartbeat in which the client chooses the member id."""
 CLASSIC_MEMBER, CONSUMER_MEMBER = 0, 1
 UNKNOWN_TOPIC = ""
-"""The name of topics with unknown ids. No member owns their partitions."""
+"""The name that is used for topics with unknown ids. The partitions of these topics are not owned by any member."""
 
 
 async def consumer_group_heartbeat(request: ServedRequest) -> Fields:
@@ -73,7 +73,7 @@ def _code(error: Exception) -> Code:
 
 
 def _check_fields(request: ServedRequest) -> None:
-    """Raise `CodeError` if the fields of a heartbeat are not valid, like a broker."""
+    """Raise `CodeError` if the fields of a heartbeat are not valid. The checks are the same as in a broker."""
     fields = request.fields
     epoch, assignor = fields["memberEpoch"], fields["serverAssignor"]
     check_texts(request, fields["memberId"], fields["instanceId"], fields["rackId"], fields["subscribedTopicRegex"])
@@ -206,7 +206,8 @@ async def _description_row(request: ServedRequest, description: GroupDescription
         epoch = description.generation if not member.revoked else member.generation
         assigned = member.assigned
         if client is not None and client.member is not None:
-            # What the client knows. The client gets the other changes with the response to its next heartbeat.
+            # The partitions that the client has received. Other changes are returned in the response to its next
+            # heartbeat.
             epoch, assigned = client.member.epoch, client.member.assigned
         if member.has_left:
             epoch = LEAVE_TEMPORARILY_EPOCH

@@ -1,12 +1,11 @@
-"""Fetch: return stored batches, within the size and time limits of the request.
+"""Handle Fetch requests: return stored batches within the size and time limits of the request. If the isolation level
+is `read_committed`, reads end at the last stable offset and skip records of aborted sparklog transactions. The
+response lists aborted Kafka transactions of imported topics. If not enough records are available, a fetch waits for
+a commit. Fetch sessions are not supported. If a client requests a session, the server does not create it, and the
+client lists all its partitions in each request.
 
-With `read_committed`, reads end at the last stable offset and skip records of aborted sparklog transactions. The
-response lists aborted Kafka transactions of imported topics. If there are not enough records, a fetch waits for a
-commit. Fetch sessions are not supported. A client that requests a session does not get one, and lists all its
-partitions in each request.
-
-Since version 13, requests refer to topics by id. If a topic was deleted and created again with the same name, a client
-of the deleted topic therefore gets `UNKNOWN_TOPIC_ID` and does not read the new topic.
+Since version 13, requests refer to topics by id. Therefore, if a topic is recreated with the same name, a client of the
+deleted topic receives `UNKNOWN_TOPIC_ID` and does not read the new topic.
 """
 
 from __future__ import annotations
@@ -32,7 +31,9 @@ UNKNOWN_ID = PolledTopic(code=Code.UNKNOWN_TOPIC_ID)
 
 @dataclass(slots=True)
 class _Response:
-    """An incomplete response: its topics, their size and the maximum size. `polled` has the state of the topics."""
+    """A response that is being built, with its topics, its current size and its maximum size. `polled` contains the
+    state of the topics.
+    """
 
     max_bytes: int
     polled: dict[str, PolledTopic]
@@ -137,10 +138,9 @@ def _fill(row: Fields, request: ServedRequest, topic: str, partition: Fields, re
 
 
 def _poll(request: ServedRequest, is_fresh: bool) -> dict[str, PolledTopic]:
-    """Return the state of all topics. Topics that may have new records are polled in one call.
-
-    A client that has read most of its topics to the end still lists all topics in each request. A fetch that may wait
-    uses a recent poll, because it polls again while it waits.
+    """Return the state of all topics. Topics that may have new records are polled in one call. A client lists all its
+    topics in each request, even if it has read most of the topics to the end. If a fetch may wait, it uses the
+    result of a recent poll, because the topics are polled again while it waits.
     """
     log, topics, stale = request.services.log, dict[str, PolledTopic](), list[str]()
     waits = request.fields["maxWaitMs"] > 0 and request.fields["minBytes"] > 0
@@ -164,7 +164,7 @@ def _poll(request: ServedRequest, is_fresh: bool) -> dict[str, PolledTopic]:
 
 
 def _is_sufficient(partition: Fields, bounds: Ends, is_recent: bool) -> bool:
-    """Return True if there are records to read within these bounds, or if the bounds are recent."""
+    """Return True if records can be read within these bounds, or if the bounds are recent."""
     bound, offset = bounds.get(partition["partition"]), partition["fetchOffset"]
     if bound is None or not bound.log_start <= offset <= bound.high_watermark:
         return False

@@ -1,14 +1,14 @@
-"""Requests about groups: members, offsets, and administration.
+"""Handle requests about groups: members, offsets and administration.
 
 `sparklog groups`, consumers of the root and Spark queries with `kafka.group.id` use the same offsets. A commit without
-a member id (generation -1) sets the offsets of an empty group, for example when an operator resets them. If a group
-also has members outside this server (consumers of the root, a Spark query, clients of another server), its description
-is read from the journal.
+a member id (generation -1) sets the offsets of an empty group, for example when an operator resets the offsets. If a
+group also has members outside this server (consumers of the root, a Spark query, clients of another server), its
+description is read from the journal.
 
 JoinGroup, SyncGroup, Heartbeat and LeaveGroup are requests of the classic protocol. Requests of the consumer protocol
 (KIP-848) are in `consumer_groups`.
 
-The following are not supported: a retention time per offset commit; leader epochs in responses.
+Retention times in offset commits and leader epochs in responses are not supported.
 """
 
 from __future__ import annotations
@@ -60,15 +60,14 @@ def check_group(request: ServedRequest, group: str) -> None:
 
 
 def check_texts(request: ServedRequest, *values: str | None) -> None:
-    """Raise `CodeError` if a text of a member, or its client id, is too long for the group's journal."""
+    """Raise `CodeError` if the client id or another string of a member is too long for the group's journal."""
     if any(len(value) > MAX_TEXT for value in (*values, request.client.name) if value is not None):
         raise CodeError(Code.INVALID_REQUEST, f"the maximum length of names and expressions is {MAX_TEXT} characters")
 
 
 def coordinator_of(request: ServedRequest, group: str, *, reading: bool = False) -> Coordinator:
-    """Return the coordinator. Raises the errors of `check_group`.
-
-    Also raises `CodeError` if groups have no journals or if, unless `reading` is set, journals cannot be written.
+    """Return the coordinator. Raises the same exceptions as `check_group`. Also raises `CodeError` if groups do not
+    have journals, or if `reading` is False and journals cannot be written.
     """
     check_group(request, group)
     coordinator = request.services.coordinator
@@ -78,7 +77,7 @@ def coordinator_of(request: ServedRequest, group: str, *, reading: bool = False)
 
 
 def _members_of(request: ServedRequest) -> GroupMembers:
-    """Return the members of the group in a request. Raises the errors of `coordinator_of`."""
+    """Return the members of the group in a request. Raises the same exceptions as `coordinator_of`."""
     group = request.fields["groupId"]
     return coordinator_of(request, group).members(group)
 
@@ -191,7 +190,7 @@ async def offset_commit(request: ServedRequest) -> Fields:
 
 
 def checked_positions(request: ServedRequest, positions: Positions) -> list[Fields]:
-    """Return the responses for all partitions, and add the offsets that can be committed to `positions`."""
+    """Return the responses for all partitions. Add the offsets that can be committed to `positions`."""
     log, names = request.services.log, {topic["name"] for topic in request.fields["topics"]}
     polled = log.poll([name for name in names if not log.last_polled(name).ends])
     bounds = {name: log.last_polled(name).ends or polled.get(name, MISSING).ends for name in names}
@@ -251,9 +250,8 @@ async def offset_fetch(request: ServedRequest) -> Fields:
 
 
 async def _offset_fetch(request: ServedRequest, group: str, requested: list[Fields] | None, sender: Fields) -> Fields:
-    """Return the committed offsets of a group for the requested topics (None: all topics).
-
-    `sender` has the fields of the member that requests them.
+    """Return the committed offsets of a group for the requested topics, or for all topics if `topics` is None. `sender`
+    contains the fields of the requesting member.
     """
     numbers = None if requested is None else {topic["name"]: topic["partitionIndexes"] for topic in requested}
     try:
@@ -267,10 +265,13 @@ async def _offset_fetch(request: ServedRequest, group: str, requested: list[Fiel
 
 
 def _offsets(request: ServedRequest, group: Group, numbers: dict[str, list[int]] | None) -> list[Fields]:
-    """Return the committed offsets of these partitions by topic (None: of all topics that the client may read)."""
+    """Return the committed offsets of the partitions, by topic. If the partitions are None, return the offsets of all
+    topics that the client may read.
+    """
     waiting = set[TopicPartition]()
     if request.fields["requireStable"]:
-        # Read this before the offsets. If a transaction commits in between, its offsets are still reported as unstable.
+        # Read the pending partitions before the offsets. If a transaction is committed between the two reads, its
+        # offsets are reported as unstable.
         waiting = _pending(group)
     committed = {
         topic_partition: item
@@ -290,9 +291,8 @@ def _offsets(request: ServedRequest, group: Group, numbers: dict[str, list[int]]
 
 
 def _pending(group: Group) -> set[TopicPartition]:
-    """Return the partitions with pending offsets, after aborting transactions that are past their timeout.
-
-    Without this, such a transaction of a group without members could stay open until maintenance runs.
+    """Abort transactions that exceeded their timeout, and return the partitions with pending offsets. If a group does
+    not have members, its transactions would otherwise remain open until maintenance runs.
     """
     pending = group.description().pending
     if pending and group.root.store.writable:
@@ -343,8 +343,8 @@ async def _find_coordinator(request: ServedRequest, group: str) -> Fields:
             node = await services.peers.first_responding(nodes)
         elif request.fields["keyType"] == GROUP_KEY:
             check_group(request, group)
-            # A Kafka directory has no groups. Do not return an error, because librdkafka also requests a coordinator to
-            # read without a group.
+            # A Kafka directory does not have groups. Do not return an error, because librdkafka requests a coordinator
+            # even if it reads without a group.
             node = services.peers.own if coordinator is None else await coordinator.owner(group)
         else:
             raise CodeError(Code.INVALID_REQUEST, "share groups are not supported")

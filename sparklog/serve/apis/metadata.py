@@ -1,9 +1,9 @@
 """Metadata, DescribeTopicPartitions, DescribeCluster, DescribeLogDirs and ListOffsets.
 
-Every server accepts requests for every partition, so leaders are only hints (see `sparklog.serve.peers`). Leader epochs
-are -1, so that clients do not check them. A Metadata request creates a missing topic if the root default
-`auto.create.topics.enable` is true, or if the root is in memory, for tests. The only log directory is the served
-location.
+Every server accepts requests for every partition, so leaders are only hints (see `sparklog.serve.peers`). All leader
+epochs are -1, so that clients do not validate leader epochs. A Metadata request creates a missing topic if the root
+default `auto.create.topics.enable` is true, or if the root is in memory, for tests. The only log directory is the
+served location.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ OFFSET_VERSIONS = {LATEST: 1, EARLIEST: 1, MAX_TIMESTAMP: 7, EARLIEST_LOCAL: 8, 
 
 def metadata(request: ServedRequest) -> Fields:
     topics, services = request.fields["topics"], request.services
-    # An empty list requests all topics in version 0. In later versions, a null list does.
+    # In version 0, an empty list requests all topics. In later versions, a null list requests all topics.
     is_all = topics is None or (request.version == 0 and not topics)
     ids = [] if is_all or request.version < ID_VERSION else requested_ids(topics)
     # Like a broker, ignore names if the request has topic ids.
@@ -56,7 +56,7 @@ def metadata(request: ServedRequest) -> Fields:
         row = row_of(by_id[topic_id]) if topic_id in by_id else {}
         if row.get("topicId") == topic_id:
             return row
-        # Do not disclose the name of a topic that the client may not see.
+        # Do not disclose the name of a topic that the client may not describe.
         code = row.get("errorCode", Code.UNKNOWN_TOPIC_OR_PARTITION)
         code = Code.UNKNOWN_TOPIC_ID if code == Code.UNKNOWN_TOPIC_OR_PARTITION else code
         return {"name": None, "topicId": topic_id, "errorCode": code}
@@ -87,7 +87,7 @@ def _topic_row(request: ServedRequest, name: str, state: PolledTopic, partitions
 def describe_topic_partitions(request: ServedRequest) -> Fields:
     """Describe topics in name order, up to the requested number of partitions.
 
-    `nextCursor` is where the next request continues.
+    `nextCursor` is the position at which the next request continues.
     """
     fields, services = request.fields, request.services
     cursor, requested = fields["cursor"], [topic["name"] for topic in fields["topics"]]
@@ -120,7 +120,7 @@ def requested_ids(topics: list[Fields]) -> list[str]:
 
 
 def may_see(request: ServedRequest, name: str) -> bool:
-    """Return True if the client may know that a topic exists."""
+    """Return True if the client may describe a topic."""
     return request.may(READ, name) or request.may(WRITE, name)
 
 
@@ -206,7 +206,8 @@ def list_offsets(request: ServedRequest) -> Fields:
 
 def _first_at(request: ServedRequest, topic: str, row: Fields, end: int) -> Fields:
     """Return the first record at or after a timestamp if its offset is below `end`."""
-    # As in Kafka, the largest timestamp is that of all records, so its record may not be visible to the client.
+    # As in Kafka, the largest timestamp is determined from all records, so the record with this timestamp may not be
+    # visible to the client.
     log, time_ms = request.services.log, None if row["timestamp"] == MAX_TIMESTAMP else row["timestamp"]
     try:
         record = log.record_at(topic, row["partitionIndex"], time_ms, request.isolation)

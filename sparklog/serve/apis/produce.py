@@ -1,6 +1,5 @@
-"""Produce, for plain, idempotent and transactional producers. It requires `--writable`.
-
-With `acks` 1 or all, the response means that the commit is durable. With `acks` 0, there is no response.
+"""Handle Produce requests of plain, idempotent and transactional producers. The server must be writable (`--writable`).
+If `acks` is 1 or all, the response is sent after the commit is durable. If `acks` is 0, no response is sent.
 """
 
 from __future__ import annotations
@@ -20,13 +19,15 @@ if TYPE_CHECKING:
 
 ACKS = (0, 1, -1)
 V2, TOPIC_IDS = 12, 13
-"""The first versions for transactions of version 2, and with topic ids instead of names."""
+"""The first version that supports transactions of version 2, and the first version with topic ids instead of names."""
 Response: TypeAlias = "ProduceResponse | asyncio.Future[ProduceResponse]"
 
 
 @dataclass(slots=True)
 class Produced:
-    """A request whose batches are queued: the responses, or their futures, by topic and partition."""
+    """A request whose batches are queued. It contains the responses, or the futures of the responses, by topic and
+    partition.
+    """
 
     topics: list[tuple[Fields, list[tuple[int, Response]]]]
     has_response: bool
@@ -51,7 +52,7 @@ class Produced:
 
 
 async def produce(request: ServedRequest) -> Produced:
-    """Queue all batches. A batch gets its response when it is durable or was rejected."""
+    """Queue all batches. The response to a batch is available when the batch is durable or was rejected."""
     fields, code = request.fields, Code.NONE
     if request.version >= TOPIC_IDS:
         services = request.services
@@ -93,7 +94,7 @@ def _append(request: ServedRequest, topic: Fields, row: Fields, code: Code) -> R
 
 
 def _transactional_producer(batch: memoryview | None) -> tuple[int, int] | None:
-    """Return the producer id and the epoch in the header of a transactional batch; None for other batches."""
+    """Return the producer id and the epoch in the header of a transactional batch. Return None for other batches."""
     if batch is None or len(batch) < HEADER_BYTES:
         return None
     header = HEADER_STRUCT.unpack_from(batch)

@@ -1,6 +1,6 @@
 """SaslHandshake and SaslAuthenticate: PLAIN and SCRAM-SHA-256, if the server has a users file.
 
-After SaslHandshake version 0, clients authenticate without SaslAuthenticate requests. This is not supported.
+SaslHandshake version 0 is not supported, because clients would then authenticate without SaslAuthenticate requests.
 """
 
 from __future__ import annotations

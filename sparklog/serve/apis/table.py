@@ -1,4 +1,4 @@
-"""The supported APIs: key, name, the versions that ApiVersions lists, and the module of the handler.
+"""The supported APIs, with the key, the name, the versions that ApiVersions returns, and the module of the handler.
 
 The maximum version of each API is the latest version that the clients of Kafka 4.1, librdkafka, kafka-python, aiokafka
 and Node use, or the last version that does not require broker state. docs/reference/serve.md lists the unsupported
@@ -20,8 +20,8 @@ from sparklog.serve.codes import Code
 
 FOLDER = "protocol"
 Handler: TypeAlias = Callable[[Any], Any]
-"""Takes a `ServedRequest`, and returns the fields of the response or a coroutine of them. For Produce, returns a
-`Produced`.
+"""A function that handles a `ServedRequest`. It returns the fields of the response, or a coroutine that returns the
+fields. The handler of Produce returns a `Produced`.
 """
 
 
@@ -39,8 +39,8 @@ class Api:
     def listed_min(self) -> int:
         """The minimum version that ApiVersions lists.
 
-        Like a broker, list Produce from version 0, although older versions than 3 are rejected. Otherwise, librdkafka
-        2.2 does not compress batches with gzip, snappy or lz4.
+        Like a broker, return version 0 for Produce, although versions below 3 are rejected. Otherwise librdkafka 2.2
+        does not compress batches with gzip, snappy or lz4.
         """
         return 0 if self.key == PRODUCE else self.min_version
 
@@ -54,7 +54,9 @@ class Api:
 
     @cached_property
     def handler(self) -> Handler:
-        """The function that handles requests. It is imported on first use, so that a server starts to listen sooner."""
+        """The function that handles requests. It is imported on first use, in order to reduce the startup time of a
+        server.
+        """
         function = re.sub(r"(?<!^)(?=[A-Z])", "_", self.name).lower()
         handler: Handler = getattr(import_module(f"sparklog.serve.apis.{self.module}"), function)
         return handler
@@ -129,7 +131,7 @@ APIS = {
 
 async def api_versions(request: Any, code: Code = Code.NONE) -> Fields:
     rows = [{"apiKey": api.key, "minVersion": api.listed_min, "maxVersion": api.max_version} for api in APIS.values()]
-    # As on a broker: older Java clients reject features with a minimum version of 0.
+    # Like a broker, use a minimum version of 1, because older Java clients reject features with a minimum version of 0.
     supported = FEATURES if request.version >= 4 else {}
     return {
         "errorCode": code,

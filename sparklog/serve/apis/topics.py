@@ -1,4 +1,4 @@
-"""Changes of topics and configs, which require `--writable`, and DescribeConfigs.
+"""Handle changes of topics and configs, which require `--writable`, and DescribeConfigs.
 
 The changes are CreateTopics, DeleteTopics (by name or by id), CreatePartitions, DeleteRecords, AlterConfigs and
 IncrementalAlterConfigs. DescribeConfigs returns configs with their sources. The configs of a server, or of all brokers
@@ -65,7 +65,7 @@ def _change(
 def _changes(request: ServedRequest, change: Callable[[Fields, bool, Root], Fields | None]) -> list[Fields]:
     """Change each topic in a request.
 
-    `change` gets the topic's fields, whether to only validate the change, and the root.
+    `change` is called with the topic's fields, a flag that is True if the change is only validated, and the root.
     """
     topics, only_check = request.fields["topics"], request.fields["validateOnly"]
     return [{"name": row["name"], **_change(request, row["name"], partial(change, row, only_check))} for row in topics]
@@ -219,7 +219,8 @@ def _resource(fields: Fields) -> Fields:
 def _alter(resource: Fields, only_check: bool, replaces: bool, root: Root) -> None:
     kind, name, items = resource["resourceType"], resource["resourceName"], resource["configs"]
     if kind == BROKER and name and not replaces and all(item["configOperation"] == DELETE for item in items):
-        # A single broker has no configs. kafka-reassign-partitions deletes the broker configs of its throttles.
+        # A single server does not have configs. Ignore deletions, because kafka-reassign-partitions deletes its
+        # throttle configs.
         return
     if kind != TOPIC and (kind != BROKER or name):
         raise CodeError(Code.INVALID_REQUEST, "expected a topic, or all brokers (to alter the root defaults)")
@@ -311,7 +312,7 @@ def _described(request: ServedRequest, kind: int, name: str, defaults: Callable[
         return []
     rows = [row for row in defaults(root).rows() if row.pattern is None]
     if not name:
-        # A resource without a name is all brokers. Return only the explicit defaults for it.
+        # A resource without a name represents all brokers. Return only the explicit defaults for this resource.
         return [_default_row(row) for row in rows if row.source == ROOT_DEFAULT]
     return [*map(_default_row, rows), *_server_configs(request)]
 

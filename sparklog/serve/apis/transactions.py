@@ -1,9 +1,8 @@
-"""InitProducerId and the transactions of Kafka clients. All of these APIs require `--writable`.
+"""Handle InitProducerId and the transaction requests of Kafka clients. All of these APIs require `--writable`. The
+steps are implemented in `sparklog.serve.transactions`. If a producer does not have a transactional id, its producer
+id is a random 62-bit number, so that producer ids are unique and servers do not need a counter.
 
-`sparklog.serve.transactions` has the steps. A producer without a transactional id gets a random producer id of 62 bits,
-so that no two producers share one and servers do not need a counter.
-
-Clients use version 2 of transactions (KIP-890), in which each transaction has an epoch of its own, because ApiVersions
+Clients use version 2 of transactions (KIP-890), in which each transaction has a separate epoch, because ApiVersions
 returns the feature `transaction.version` 2. The version of a request shows which version of transactions its client
 uses.
 """
@@ -67,7 +66,7 @@ async def init_producer_id(request: ServedRequest) -> Fields:
 
 
 async def add_partitions_to_txn(request: ServedRequest) -> Fields:
-    """Check the producer and the topics. The topics become part of the transaction with their first batches."""
+    """Check the producer and the topics. A topic is added to the transaction when its first batch is produced."""
     fields = request.fields
     name = fields["v3AndBelowTransactionalId"]
     producer = ProducerEpoch(fields["v3AndBelowProducerId"], fields["v3AndBelowProducerEpoch"])
@@ -109,7 +108,7 @@ async def add_partitions_to_txn(request: ServedRequest) -> Fields:
 
 
 async def add_offsets_to_txn(request: ServedRequest) -> Fields:
-    """Check the producer and the group. The group becomes part of the transaction with its offsets."""
+    """Check the producer and the group. The group is added to the transaction when its offsets are committed."""
     try:
         check_group(request, request.fields["groupId"])
         name, producer = _producer(request)
@@ -194,7 +193,9 @@ def _described(request: ServedRequest, name: str) -> Fields:
 
 
 def list_transactions(request: ServedRequest) -> Fields:
-    """List the transactional ids that this server coordinates, so that tools, which ask all servers, see each once."""
+    """List the transactional ids that this server coordinates. Tools send this request to all servers, so each
+    transactional id is listed once.
+    """
     fields, coordinator = request.fields, request.services.transactions
     known = [status.label for status in Status]
     unknown = [state for state in fields["stateFilters"] if state not in known]
@@ -225,14 +226,18 @@ def list_transactions(request: ServedRequest) -> Fields:
 
 
 def _matching(pattern: str | None, names: Sequence[str]) -> Collection[str]:
-    """Return the names that match an expression (None or empty: all names). Raises `ValueError` if it is invalid."""
+    """Return the names that match an expression. If the expression is None or empty, return all names. Raises
+    `ValueError` if the expression is invalid.
+    """
     if not pattern:
         return names
     return matching_names(pattern, names)
 
 
 def _producer_fields(coordinator: TransactionCoordinator, name: str, instance: ClientInstance | None) -> Fields:
-    """Return the producer id and the epoch of an id: -1 if its latest producer is not a Kafka client."""
+    """Return the producer id and the epoch of a transactional id. Both are -1 if the latest producer is not a Kafka
+    client.
+    """
     if instance is None:
         return {"producerId": -1, "producerEpoch": -1}
     producer = coordinator.producer(coordinator.log(name).current())
@@ -254,5 +259,5 @@ def _coordinator_of(request: ServedRequest, transactional_id: str, *, reading: b
 
 
 def _code(request: ServedRequest, error: CodeError | SparklogError) -> Code:
-    """Return the error code of a failed request, which is one that the API has in its version."""
+    """Return the error code of a failed request. The code is supported in this version of the API."""
     return known_code(code_of(error, TRANSACTION_CODES), request.api.name, request.version)
