@@ -106,7 +106,7 @@ def int64(low: int, high: int = INT64_MAX, name: str = "long") -> ValueType:
 
 
 def or_never(kind: ValueType, low: int = -1) -> ValueType:
-    """Return the type that also accepts negative integers from `low` on. A negative integer means never."""
+    """Return the type that also accepts negative integers down to `low`. A negative integer means never."""
 
     def parse(text: str) -> Any:
         return parse_integer(text, low, -1) if text.startswith("-") else kind.parse(text)
@@ -173,7 +173,7 @@ class Setting:
         default: the value if the setting is not set, or None.
         doc: a description of the setting.
         unit: the unit of its values.
-        used_by: the commands or schemes that use the setting; empty if the setting has no effect.
+        used_by: the commands or schemes that use the setting. Empty if the setting has no effect.
         kafka: the difference from Kafka.
         aliases: other names of the same setting.
         field: the field of an options class that the setting sets, or the topic config whose default it is.

@@ -1,1 +1,1 @@
-"""Rewriting of a topic's files: small appends are merged, sealed into Kafka segments, and compacted by key."""
+"""Rewrite a topic's files. Small appends are merged, sealed into Kafka segments, and compacted by key."""

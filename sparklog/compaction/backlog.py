@@ -1,4 +1,4 @@
-"""Prediction of the work of a run on a topic: the backlog, and the plan of a dry run with its reasons.
+"""Predict the work of a run on a topic. The results are the backlog, and the plan of a dry run with its reasons.
 
 Both are computed from the slice table. If `max.compaction.lag.ms` is set, runs and dry runs read the first batch of a
 segment. The backlog uses the smallest timestamp of the segment instead, so it may report a pass as due before the pass
@@ -33,7 +33,7 @@ from sparklog.maintenance.work_items import Settings
 
 
 def compaction_backlog(snapshot: Snapshot, settings: Settings) -> Backlog:
-    """Return the pending work as of `settings.now_ms`."""
+    """Return the pending work at the time `settings.now_ms`."""
     state, table = snapshot.state, snapshot.slices.all()
     configs = settings.configs_of(snapshot.topic, state.configs)
     rule = RollRule.of(configs, state.topic_id)

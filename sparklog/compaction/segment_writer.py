@@ -162,7 +162,8 @@ class SegmentWriter:
             headers: The headers of the batches, with final offsets and positions in `data`.
             records: The number of records to add to the slice.
             min_ts: The smallest timestamp, or -1 if there is none.
-            flags: The flags of their slices (`SliceFlag`). The flags that apply to a sealed segment are retained.
+            flags: The flags of the slices to which the batches belong (`SliceFlag`). The flags that apply to a sealed
+                segment are retained.
             modified_ms: The time of the segment if no batch has a timestamp (in Kafka, the time at which the file was
                 modified).
             keys: The keys of the batches, if the caller has them.

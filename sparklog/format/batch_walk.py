@@ -366,7 +366,7 @@ class Damage:
 
     @cached_property
     def following(self) -> ResumePoint | None:
-        """The next valid batch, or None if there is none. The first access searches the file."""
+        """The next valid batch, or None if there is no such batch. The first access searches the file."""
         return resume(self.file, self.position, self.expected, self.limit, size=self.size)
 
     @property
@@ -399,7 +399,7 @@ def checked_batches(
         start: position of the first batch.
         expected: the lowest offset that the first batch may have.
         end: the offset to stop at, or None to read to the end of the file.
-        limit: the base offset of the next segment, which all offsets must be below, or None if unknown.
+        limit: the base offset of the next segment, or None if it is unknown. All offsets must be below this offset.
         window: function that reads a window at a position; default: `file.window`.
     """
     position, offset, before = start, expected, expected

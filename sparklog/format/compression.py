@@ -416,7 +416,8 @@ def _zstd_decompress(data: memoryview, limit: int) -> bytes:
 
 
 def _zstd_contents(data: memoryview, frames: list[_ZstdFrame], limit: int) -> bytes:
-    # Reject frames because of their stated sizes before any frame is decompressed.
+    # Check the content sizes in the frame headers, and reject frames that are too large before any frame is
+    # decompressed.
     stated = sum(size for _, _, size, _ in frames if size > 0)
     if stated > limit:
         raise _too_large("zstd", limit, stated)

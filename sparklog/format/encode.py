@@ -154,7 +154,7 @@ def encode(
         key: binary-like column, or None if all keys are null.
         value: binary-like column, or None if all values are null.
         headers: column of `list<struct<key, value>>`, or None if there are no headers.
-        timestamp: int64[rows], ms, -1 for rows without a timestamp.
+        timestamp: timestamps in ms as int64[rows], or -1 for rows without a timestamp.
         order: the rows to encode, in this order, or None for all rows.
         options: compression and sizes.
 

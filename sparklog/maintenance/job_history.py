@@ -208,7 +208,7 @@ class RunRecorder(Generic[R]):
     """Runs a job and records the run in the root.
 
     Attributes:
-        topics: the requested topics; all topics if empty.
+        topics: the requested topics. If empty, all topics are requested.
         enabled: False for a dry run, which is not recorded.
         reports: the reports of the job after it has finished.
     """

@@ -161,7 +161,9 @@ class JobLease:
         self._log.write(step)
 
     def check(self) -> None:
-        """Raise the `Fenced` error that `keep_renewed` has received. Callers check the lease between work items."""
+        """Raise the `Fenced` error if `keep_renewed` has received this error. Callers check the lease between work
+        items.
+        """
         if self._fenced is not None:
             raise self._fenced
 
@@ -187,8 +189,8 @@ class JobLease:
 
 @contextmanager
 def job_lease(root: Root, job: str, topics: Sequence[str], *, enabled: bool) -> Iterator[JobLease]:
-    """Hold a lease during a run and renew it in a thread. If the lease cannot be acquired, log the error and run
-    anyway.
+    """Acquire a lease for a run, and renew the lease in a thread until the run ends. If the lease cannot be acquired,
+    log the error and continue without a lease.
     """
     lease = JobLease(root, job, topics)
     if not (enabled and root.store.writable):

@@ -65,7 +65,7 @@ def job_states(
 ) -> tuple[JobState, ...]:
     """Return the state of both jobs on each topic in `backlogs`. `created_ms` is the creation time of the root."""
     states = _JobStates(history, history.rows(), created_ms, now_ms)
-    # A failure of `retain` on files of the root has a row with a name that is not a valid topic name.
+    # If `retain` failed to delete files of the root, the row of this failure has a name that is not a valid topic name.
     failed = [(row.job, row.topic) for row in history.topics if row.failure and not is_topic_name(row.topic)]
     pairs = [*((job, topic) for topic in sorted(backlogs) for job in MONITORED_JOBS), *failed]
     return tuple(states.state(job, topic, backlogs.get(topic, Backlog())) for job, topic in pairs)

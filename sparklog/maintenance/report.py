@@ -25,7 +25,9 @@ MIN_WAIT_MS, MAX_WAIT_MS = 2 * HOUR_MS, 25 * HOUR_MS
 
 
 def allowed_wait_ms(config_ms: int) -> int:
-    """Return how long work may be pending. `config_ms` is the value of the config that requires the work."""
+    """Return the maximum time for which work may be pending. `config_ms` is the value of the config that requires the
+    work.
+    """
     return min(max(config_ms, MIN_WAIT_MS), MAX_WAIT_MS)
 
 
@@ -83,7 +85,9 @@ class Size:
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """Work that failed without any changes: its partitions (all if empty) and the error."""
+    """Failed work that did not change anything. `partitions` contains the partitions of the work, or is empty if the
+    work is for all partitions.
+    """
 
     topic: str
     partitions: tuple[int, ...]

@@ -129,7 +129,7 @@ def _vacuum(vacuumed: VacuumReport) -> dict[str, object]:
 AHEAD_MS = 3_600_000
 """Tolerated clock skew of producers, which is Kafka's default of `message.timestamp.after.max.ms`."""
 ROOT_FILES = "(root)"
-"""Used instead of a topic name in reports about files that do not belong to a topic."""
+"""The name that is used in reports for files that do not belong to a topic."""
 OLD_DECISION = "older than 7 days and covered by a checkpoint"
 OLD_ENTRY = "replaced more than {hours:,} hours ago and covered by a checkpoint"
 

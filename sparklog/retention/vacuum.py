@@ -87,9 +87,11 @@ class DeleteWork:
 
 
 IDLE_MS = 90 * 24 * 3_600_000
-"""A writer without a commit for this long is removed from the idempotency registry."""
+"""The time in ms after which a writer that has not committed is removed from the idempotency registry."""
 IDLE_KAFKA_MS = 24 * 3_600_000
-"""The same limit for Kafka producers, which get a new id at each start; Kafka's default `producer.id.expiration.ms`."""
+"""The same limit for Kafka producers, which get a new id at each start. This is the default of Kafka's
+`producer.id.expiration.ms`.
+"""
 MAX_ATTEMPTS = 4
 
 
@@ -117,8 +119,8 @@ class UpkeepIntent:
 
 
 def idle_writers(state: TopicState, now_ms: int) -> dict[str, int]:
-    """Return writers without a commit for 90 days (Kafka producers: one day) and the versions of their registry
-    entries.
+    """Return the writers that have not committed for 90 days, or for one day if they are Kafka producers, with the
+    versions of their registry entries.
     """
     return {
         name: entry.version
@@ -129,7 +131,9 @@ def idle_writers(state: TopicState, now_ms: int) -> dict[str, int]:
 
 @dataclass(frozen=True, slots=True)
 class Removed:
-    """Deleted objects of one kind with the same reason. Sizes are in bytes."""
+    """The number and total size of the deleted objects of one kind that were deleted for the same reason. Sizes are in
+    bytes.
+    """
 
     kind: str
     reason: str
@@ -187,7 +191,9 @@ class _Vacuum:
     referenced_paths: set[str] = field(default_factory=set)
     """Paths that the version at the floor or a later version references."""
     recent_paths: set[str] = field(default_factory=set)
-    """Paths that a version since the last floor references; they are used for the reasons of deletions."""
+    """Paths that the version at the last floor or a later version references. They are used to determine the reasons of
+    deletions.
+    """
     created: int = 0
     """The version that created the topic."""
     leased_paths: dict[int, set[str]] = field(default_factory=dict)

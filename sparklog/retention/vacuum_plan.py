@@ -106,14 +106,15 @@ def commit_retention_ms(delay_ms: int) -> int:
 
 
 def floor_version(commits: CommitFiles, head_version: int, now_ms: int, delay_ms: int) -> int:
-    """Return the latest version such that all versions up to it are older than the delay, or -1 if there is no such
-    version.
+    """Return the latest version for which this version and all earlier versions are older than the delay, or -1 if
+    there is no such version.
     """
     return first_young_version(commits, head_version, now_ms, delay_ms) - 1
 
 
 def first_young_version(commits: CommitFiles, head_version: int, now_ms: int, kept_ms: int) -> int:
-    """Return the first version younger than `kept_ms`: 0 if no version is older, or the next version if all are older.
+    """Return the first version younger than `kept_ms`. The result is 0 if no version is older, or the next version if
+    all versions are older.
 
     Only the contiguous commits up to the latest commit are considered. Below a gap, a stalled writer may have created a
     commit with a number that was deleted long ago.

@@ -134,7 +134,8 @@ def cloud_error(error: BaseException, action: str, key: str, url: StoreUrl) -> S
     text = str(error)
     status, code = status_of(error), _code_of(error)
     what = f"{key} in {url}" if key else str(url)
-    # For a create, the missing object is the upload, which was aborted, or completed by an earlier request.
+    # If a create failed, the missing object is the upload. The upload was aborted, or an earlier request has completed
+    # it.
     if (isinstance(error, FileNotFoundError) or status == 404) and action != "create" and code not in _NO_BUCKET:
         return missing_object(what)
     rule = next((rule for rule in _RULES if rule.matches(status, code, text)), None)

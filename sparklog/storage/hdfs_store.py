@@ -311,7 +311,7 @@ class _HdfsWriter:
         self._written += len(data)
         if len(self._buffer) >= _WRITE_BUFFER:
             full, self._buffer = self._buffer, bytearray()
-            # Not retried, because a part of the buffer may have been written.
+            # Do not retry the write, because a part of the buffer may have been written.
             self._store._request("write", self._key, lambda: self._file.write(full), ONCE)
 
     def close(self) -> None:

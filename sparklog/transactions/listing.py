@@ -61,7 +61,7 @@ def _end_kafka(root: Root, transactions: Sequence[KafkaTransaction]) -> tuple[Ka
 
 @dataclass(frozen=True, slots=True)
 class HeldPartition:
-    """The open slices of an undecided transaction in one partition. Times are in ms."""
+    """The open slices of an undecided transaction in one partition. All times are in ms."""
 
     topic: str
     partition: int

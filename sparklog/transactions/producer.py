@@ -105,7 +105,9 @@ def transactional(
 
 @dataclass(frozen=True, slots=True)
 class CommittedTransaction:
-    """A committed transaction: its number (None if it was empty), and the outcome in each topic."""
+    """A committed transaction, with its number and the outcome in each topic. The number is None if the transaction was
+    empty.
+    """
 
     n: int | None
     topics: Mapping[str, AppendOutcome] = field(default_factory=dict)
@@ -322,7 +324,7 @@ class Transaction:
         if not rows:
             return
         self._offsets[name] = merged(self._offsets.get(name, ()), rows)
-        # If offsets are sent with only the name of a group, the member of an earlier call is kept.
+        # If the caller passes only the name of a group, keep the member that an earlier call passed.
         self._members[name] = member or self._members.get(name)
 
     def _check_open(self) -> None:

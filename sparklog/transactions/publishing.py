@@ -2,9 +2,9 @@
 
 A streaming sink may specify its topic in an option before a restart, and in a column after the restart, or the reverse.
 A batch with a topic option is recorded in the idempotency registry of the topic. A batch with a topic column is
-recorded in the decisions of the query's id. After such a restart, the query may write a committed batch again, the
-other way. Therefore the first batch of each run is also looked up in the other record. The run also takes over there,
-which fences an older run that may still write that way.
+recorded in the decisions of the query's id. After this restart, the query may write a committed batch again with the
+other method. Therefore, the first batch of each run is also looked up in the record of the other method. The run also
+takes over in this record, which fences an older run that may still write with the other method.
 """
 
 from __future__ import annotations

@@ -102,7 +102,7 @@ class ClockGuard:
         self._ahead_ms = 0
 
     def check(self) -> None:
-        """Raise `Unavailable` if the wall clock is more than five minutes ahead of the store's."""
+        """Raise `Unavailable` if the wall clock is more than five minutes ahead of the store's clock."""
         now = self._env.now()
         if self._last_check is not None:
             wall, boot = now.wall_ms - self._last_check.wall_ms, now.boot_ms - self._last_check.boot_ms

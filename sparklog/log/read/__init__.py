@@ -1,1 +1,1 @@
-"""Reading: read plans, fetches, scans, tails, and lookups by time and by key."""
+"""Read topics: read plans, fetches, scans, tails, and lookups by time and by key."""

@@ -377,8 +377,8 @@ class TopicConfigs:
         return self._bound("message.timestamp.after.max.ms")
 
     def codec(self, option: str | None = None) -> str:
-        """Return the codec to write with: the topic's codec or, if that is `producer`, the writer's `option` (default
-        zstd).
+        """Return the codec for writing. This is the topic's codec or, if the topic's codec is `producer`, the writer's
+        `option` (default zstd).
         """
         codec = self.text("compression.type")
         if codec == "producer":

@@ -6,7 +6,7 @@ Commits are appended as small parts, and parts of similar size are joined, simil
 Therefore, the cost of a commit does not depend on the size of the table.
 
 `sparklog.format.slice_columns` defines the columns and their types, and docs/reference/format-checkpoints.md describes
-them. In memory, `file` and `txn` are codes of strings; -1 means no transaction.
+them. In memory, `file` and `txn` are codes of strings. A slice without a transaction has the `txn` code -1.
 """
 
 from __future__ import annotations

@@ -175,7 +175,9 @@ class RunHistory(Protocol):
 
 
 def is_superseded(runs: RunHistory, run: str, epoch: int | None, now_ms: int) -> bool:
-    """Return True if another run took over. An epoch far ahead of `now_ms` comes from a wrong clock and is ignored."""
+    """Return True if another run took over. If an epoch is far ahead of `now_ms`, it was set by a wrong clock and is
+    ignored.
+    """
     if run == runs.run:
         return False
     if run in runs.earlier_runs:

@@ -17,7 +17,7 @@ parentheses are sent in parallel.
 | second after a commit of this process that did not race  |                           |                              |
 | files of Spark and transactions, batches of the server   | root, create, before      | (next, root), create, before |
 
-* `next`: try to read the commit after the latest cached commit; it does not exist
+* `next`: try to read the commit after the latest cached commit, which does not exist if the cache is current
 * `file`: write an append file; if the rows become inline records (`inline.records.bytes`), `[root, file]` is skipped
 * `root`: read the root's id, and check that the root has not been replaced since it was opened
 * `create`: create the commit, with the offsets of all its slices

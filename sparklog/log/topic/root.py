@@ -134,7 +134,7 @@ class Root:
         """Create a topic.
 
         Args:
-            name: the name; it may contain letters, digits, `.`, `_` and `-`, as in Kafka.
+            name: the topic's name. It may contain letters, digits, `.`, `_` and `-`, as in Kafka.
             partitions: the number of partitions. The default is the root default `num.partitions`, or 1 if it is not
                 set.
             configs: topic configs by Kafka's names; see docs/reference/configs.md.

@@ -144,7 +144,7 @@ class Topic(TopicReader):
         """Delete the records below an offset in each partition.
 
         Args:
-            before: the first offset to keep, by partition; -1 deletes all records.
+            before: the first offset to keep, by partition. The offset -1 deletes all records of the partition.
 
         Returns:
             The new log start offset of each partition, which is Kafka's low watermark.
@@ -247,8 +247,8 @@ class Topic(TopicReader):
             isolation_level: as for `scan`.
 
         Returns:
-            `records`, `is_exact` (if False, the number is an upper bound), `earliest_ms` and `latest_ms`, in total and
-            by partition.
+            The count, with `records`, `is_exact`, `earliest_ms` and `latest_ms` in total and by partition. If
+            `is_exact` is False, `records` is an upper bound.
 
         Raises:
             NotFound: the topic was deleted.

@@ -43,7 +43,7 @@ class AppendTarget:
             )
 
     def check_root(self) -> None:
-        """Raise an error if the root is not the driver's, because the path may be another disk on this host."""
+        """Raise an error if the root differs from the driver's root. The path may be another disk on this host."""
         location = self.store.location
         try:
             root_id = read_root_id(self.store)
