@@ -190,7 +190,10 @@ class Server:
         """
         loop = asyncio.get_running_loop()
         await asyncio.sleep(IMPORT_SECONDS)
-        await self._services.run(import_handlers)
+        try:
+            await self._services.run(import_handlers)
+        except Exception:  # noqa: BLE001 - connections must still be closed, and requests to other handlers work
+            _LOG.exception("cannot import the modules of all request handlers")
         while True:
             await asyncio.sleep(SWEEP_SECONDS)
             for connection in list(self._connections):

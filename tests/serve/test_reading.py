@@ -378,6 +378,25 @@ def test_a_slowly_received_response_is_complete_and_in_order(serve: Callable[...
     wire.close()
 
 
+def test_idle_connections_are_closed_if_a_handler_cannot_be_imported(
+    serve: Callable[..., Any],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    def fail() -> None:
+        raise ImportError("no module of this name")
+
+    monkeypatch.setattr(server, "import_handlers", fail)
+    monkeypatch.setattr(server, "SWEEP_SECONDS", 0.05)
+    sparklog.open(tmp_path, create=True)
+    wire = Wire(serve(tmp_path, limits=ServeLimits(idle_seconds=0.3)))
+    wire.socket.settimeout(20)
+    assert wire.socket.recv(1) == b"", "the server has closed the connection"
+    assert "cannot import the modules of all request handlers" in caplog.text
+    wire.close()
+
+
 def test_a_client_that_receives_nothing_is_dropped_after_its_timeout(
     serve: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
