@@ -68,6 +68,11 @@ class PendingBatch(ReceivedBatch):
     def size(self) -> int:
         return len(self.records or b"")
 
+    def respond(self, response: ProduceResponse) -> None:
+        """Complete the future, unless its request was cancelled."""
+        if not self.response.done():
+            self.response.set_result(response)
+
 
 @dataclass(slots=True)
 class TopicQueue:
@@ -103,9 +108,11 @@ class TopicQueue:
             await asyncio.sleep(self.earliest_start - loop.time())
         if len(self.pending) < self.expected_batches and self.latest_start > loop.time():
             self._enough_pending = loop.create_future()
-            # Unlike `wait_for`, `wait` does not create a task.
-            await asyncio.wait([self._enough_pending], timeout=self.latest_start - loop.time())
-            self._enough_pending = None
+            try:
+                # Unlike `wait_for`, `wait` does not create a task.
+                await asyncio.wait([self._enough_pending], timeout=self.latest_start - loop.time())
+            finally:
+                self._enough_pending = None
 
     def drain(self) -> list[PendingBatch]:
         """Remove and return the batches of the next commit. At least one batch is returned, and the size of the batches
@@ -168,26 +175,30 @@ class Appends:
             await asyncio.wait(workers, timeout=timeout_seconds)
 
     async def _commit_pending(self, topic: str, queue: TopicQueue) -> None:
-        """Commit the pending batches of a topic until no batches are pending."""
-        loop, responses = asyncio.get_running_loop(), Responses()
-        while queue.pending:
-            await queue.wait_for_start()
-            started, batches = loop.time(), queue.drain()
-            responses = Responses()
-            try:
-                responses = await self._commit(topic, queue, batches)
-                queue.schedule_next(len(batches), started, loop.time())
-                self._log.notify()
-            finally:
-                # Every batch must have a response, even if this task is cancelled, because the client waits for the
-                # response and the memory of the batch is reserved.
-                for batch in batches:
-                    if not batch.response.done():
-                        batch.response.set_result(responses.get(batch, INTERNAL_ERROR))
-        is_read = bool(responses) and all(each.code is not Code.KAFKA_STORAGE_ERROR for each in responses.values())
-        if is_read and not queue.exists:
-            # Do not retain the queue of a topic that does not exist, because clients can request any number of names.
-            del self._topics[topic]
+        """Commit the pending batches of a topic until no batches are pending.
+
+        Every batch must have a response, even if this task is cancelled, because the client waits for the response and
+        the memory of the batch is reserved.
+        """
+        loop = asyncio.get_running_loop()
+        try:
+            while queue.pending:
+                await queue.wait_for_start()
+                started, batches, responses = loop.time(), queue.drain(), Responses()
+                try:
+                    responses = await self._commit(topic, queue, batches)
+                    queue.schedule_next(len(batches), started, loop.time())
+                    self._log.notify()
+                finally:
+                    for batch in batches:
+                        batch.respond(responses.get(batch, INTERNAL_ERROR))
+        finally:
+            while queue.pending:
+                queue.pending.popleft().respond(STOPPING)
+            if not queue.exists:
+                # Do not retain the queue of a topic that does not exist, because clients can request any number of
+                # names.
+                del self._topics[topic]
 
     async def _commit(self, topic: str, queue: TopicQueue, batches: Sequence[PendingBatch]) -> Responses:
         """Commit batches and return their responses. After an internal error, no responses are returned."""

@@ -256,6 +256,7 @@ def test_a_commit_does_not_wait_as_long_as_a_store_failed(tmp_path: Path, monkey
 
     async def produce() -> float:
         root = sparklog.open(tmp_path, create=True)
+        root.create_topic("t")
         appends = Appends(ServedLog(RootView(root), root, None), run, 0.0)
         answers = [appends.add("t", 0, memoryview(batch_of([b"%d" % n])), 9) for n in range(3)]
         assert {(await answer).code for answer in answers} == {Code.KAFKA_STORAGE_ERROR}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -19,10 +19,12 @@ from sparklog.groups.lag import Groups
 from sparklog.limits import MAX_TRANSACTION_TIMEOUT_MS
 from sparklog.log.decisions.decision import BY_TIMEOUT, Decisions
 from sparklog.log.decisions.decision_log import DecisionLog
+from sparklog.log.topic.engine import TopicLog
 from sparklog.serve import server, transactions
 from sparklog.serve.apis.transactions import _matching
-from sparklog.serve.appends import Appends
-from sparklog.serve.codes import Code, CodeError, known_code
+from sparklog.serve.appends import Appends, TopicQueue
+from sparklog.serve.batch_commit import Responses
+from sparklog.serve.codes import Code, CodeError, ProduceResponse, known_code
 from sparklog.serve.options import Address, ServeOptions
 from sparklog.serve.server import serving
 from sparklog.serve.transactions import (
@@ -791,15 +793,43 @@ def test_the_queue_of_an_unknown_topic_is_removed_if_the_transaction_is_unknown_
     asyncio.run(run())
 
 
-def test_an_internal_error_does_not_remove_the_queue_of_a_topic() -> None:
-    async def run() -> None:
-        async def broken(*_: object) -> None:
-            raise RuntimeError("broken")
+@pytest.mark.parametrize("code", [Code.KAFKA_STORAGE_ERROR, Code.UNKNOWN_SERVER_ERROR])
+def test_a_failed_commit_removes_only_queues_of_unknown_topics(code: Code) -> None:
+    """A queue remains if an earlier commit has read that the topic exists, and it delays the next commit."""
 
-        appends = Appends(server.in_memory(), broken)
-        assert (await appends.add("t", 0, memoryview(batch_of([b"1"])), 7)).code is Code.UNKNOWN_SERVER_ERROR
+    async def run() -> None:
+        async def failing(commit: Callable[..., Responses], _: TopicLog, batches: Sequence[Any]) -> Responses:
+            if code is Code.UNKNOWN_SERVER_ERROR:
+                raise RuntimeError("broken")
+            return dict.fromkeys(batches, ProduceResponse(code))
+
+        served = server.in_memory()
+        assert served.root is not None
+        served.root.create_topic("t")
+        appends = Appends(served, failing)
+        appends._topics["t"] = TopicQueue(0.0, exists=True)
+        for name in ("t", "nosuch"):
+            assert (await appends.add(name, 0, memoryview(batch_of([b"1"])), 7)).code is code
         await asyncio.sleep(0)
         assert list(appends._topics) == ["t"]
+
+    asyncio.run(run())
+
+
+def test_batches_that_wait_for_a_commit_get_a_response_if_the_worker_is_cancelled() -> None:
+    async def run() -> None:
+        appends = Appends(server.in_memory(), asyncio.to_thread)
+        an_hour = asyncio.get_running_loop().time() + 3_600
+        waiting = (TopicQueue(0.0, earliest_start=an_hour), TopicQueue(0.0, latest_start=an_hour, expected_batches=3))
+        for queue in waiting:
+            appends._topics["t"] = queue
+            responses = [appends.add("t", 0, memoryview(batch_of([b"1"])), 7) for _ in range(2)]
+            await asyncio.sleep(0)
+            assert queue.worker is not None
+            queue.worker.cancel()
+            for response in responses:
+                assert (await asyncio.wait_for(response, 30)).code is Code.NOT_LEADER_OR_FOLLOWER
+            assert not queue.pending
 
     asyncio.run(run())
 
