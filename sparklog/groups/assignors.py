@@ -3,20 +3,21 @@
 An assignor is a pure function of the topics and of the members, in the order of the group. Assignors ignore racks. The
 sticky assignors differ from Kafka's in three corner cases (see docs/design/differences.md).
 
-The sticky assignors balance the number of partitions per member, and let members keep as many of their partitions as
+The sticky assignors balance the number of partitions per member, and members retain as many of their partitions as
 possible. As in Kafka, there are two algorithms. If all members subscribe to the same topics, the numbers of partitions
 differ by at most one, and as few partitions as possible move. If the subscriptions differ, each unassigned partition is
 assigned to the subscriber of its topic that has the fewest partitions. Then single partitions move from larger to
 smaller members until no move improves the balance.
 
-`uniform` is the default assignor of the consumer protocol (KIP-848), and balances the number of partitions, too. If all
-members subscribe to the same topics, it is Kafka's algorithm; otherwise it assigns partitions like `sticky`.
+`uniform` is the default assignor of the consumer protocol (KIP-848), and also balances the number of partitions. If all
+members subscribe to the same topics, Kafka's algorithm is used. Otherwise partitions are assigned as by `sticky`.
 
-Two choices depend on the iteration order of Java's hash tables, as in Kafka's code. The first choice is which members
-keep one partition more than the others. The second is which of several partitions moves back to its original owner.
-Member ids are added to the table in the order of `topics`, and are compared as Java compares strings. Buckets that Java
-converts to trees (if a large table has nine entries in one bucket) are not modelled. Kafka's last step, which reverts
-moves that did not improve the balance, is not implemented either, because none of 100,000 random groups reached it.
+Two choices depend on the iteration order of Java's hash tables, as in Kafka's code. The first choice determines which
+members retain one more partition than the other members. The second choice determines which of several partitions moves
+back to its original owner. Member ids are added to the table in the order of `topics`, and are compared as Java
+compares strings. Buckets that Java converts to trees (if a large table has nine entries in one bucket) are not
+modelled. Kafka's last step, which reverts moves that did not improve the balance, is not implemented either, because
+none of 100,000 random groups reached it.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ COOPERATIVE_STICKY = "cooperative-sticky"
 ASSIGNORS = ("range", "roundrobin", "sticky", COOPERATIVE_STICKY)
 UNIFORM = "uniform"
 SERVER_ASSIGNORS = (UNIFORM, "range")
-"""The assignors of the consumer protocol (KIP-848), in Kafka's order. The first is the default."""
+"""The assignors of the consumer protocol (KIP-848), in Kafka's order. The first assignor is the default."""
 ALL = "all"
 """The assignor of an exclusive owner, which assigns all partitions to this member. See `group_members`."""
 
@@ -112,13 +113,13 @@ def _static_first(members: Sequence[MemberSubscription]) -> list[MemberSubscript
 
 
 def _range(members: Sequence[MemberSubscription], counts: Mapping[str, int]) -> Iterator[tuple[str, TopicPartition]]:
-    """Yield (member, partition) pairs: each subscriber of a topic, in order, gets consecutive partitions."""
+    """Yield (member, partition) pairs. Consecutive partitions of a topic are assigned to each subscriber in order."""
     ordered = _static_first(members)
     for topic, count in counts.items():
         readers = [member.member_id for member in ordered if topic in member.topics]
         size, larger = divmod(count, len(readers))
         for number in range(count):
-            # The first `larger` members get one more partition.
+            # One more partition is assigned to each of the first `larger` members.
             reader = max(number // (size + 1), (number - larger) // size if size else 0)
             yield readers[reader], (topic, number)
 
@@ -126,7 +127,7 @@ def _range(members: Sequence[MemberSubscription], counts: Mapping[str, int]) -> 
 def _round_robin(
     members: Sequence[MemberSubscription], counts: Mapping[str, int]
 ) -> Iterator[tuple[str, TopicPartition]]:
-    """Yield (member, partition) pairs: the next subscriber of the topic, in turn, gets each partition."""
+    """Yield (member, partition) pairs. The partitions of a topic are assigned to its subscribers in turn."""
     turns = cycle(_static_first(members))
     for topic in sorted(counts):
         for number in range(counts[topic]):
@@ -139,8 +140,8 @@ def _uniform_shares(
 ) -> dict[str, list[TopicPartition]]:
     """Return the assignment of `uniform` if all members have the same subscription.
 
-    Members in the order of Kafka's hash table keep as many of their partitions as their quota allows. Then they get
-    the next free partitions until they have reached their quotas.
+    The members, in the order of Kafka's hash table, retain as many of their partitions as their quota allows. Then the
+    free partitions are assigned to the members until each member has reached its quota.
     """
     ordered = _table_order({member: string_hash(member) for member in members})
     low, extra = divmod(sum(partitions.values()), len(ordered))
@@ -286,7 +287,10 @@ class _Balance:
         return next(member for _, member in self._by_size if topic in self._subscriptions[member])
 
     def assign(self, partition: TopicPartition, member: int) -> None:
-        """Assign a partition to a member. The previous owner, if any, loses the partition."""
+        """Assign a partition to a member.
+
+        If the partition has a previous owner, it is removed from the previous owner.
+        """
         previous = self.owners.get(partition)
         if previous is not None:
             self._resize(previous, -1)
@@ -319,7 +323,7 @@ class _Balance:
     def _move(self, partition: TopicPartition, target: int) -> None:
         """Move a partition to `target`.
 
-        If another partition of the topic moved the opposite way before, move that partition back.
+        If another partition of the topic has moved in the opposite direction before, move that partition back instead.
         """
         topic = partition[0]
         opposite = self._moved.get((topic, target, self._origins.get(partition, self.owners[partition])))
@@ -363,7 +367,7 @@ def _table_order(hashes: Mapping[_Key, int], peak: int = 0) -> list[_Key]:
 
     Args:
         hashes: The low 32 bits of the `hashCode` of each key, in the order in which the keys were added.
-        peak: The maximum number of entries that the table has had, because it never shrinks.
+        peak: The maximum number of entries that the table has had, because a table never shrinks.
     """
     buckets = MIN_BUCKETS
     while max(peak, len(hashes)) > buckets * 3 // 4:

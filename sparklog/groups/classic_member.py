@@ -1,8 +1,8 @@
 """A client that uses Kafka's classic protocol, as a member of a group whose assignment is stored in the journal.
 
-The requests have the effect that they have on classic members of a consumer group in Kafka (KIP-848). The client joins,
-syncs and sends heartbeats as usual, but no client is the leader, because the assignor runs with each entry of the
-group. The member belongs to the process of the server that the client is connected to.
+The requests have the same effect as requests of classic members of a consumer group in Kafka (KIP-848). The client
+joins, syncs and sends heartbeats as usual. The group does not have a leader, because the assignment is computed when an
+entry of the group is written. The member belongs to the process of the server that the client is connected to.
 
 | request   | effect                                                                                           |
 |-----------|--------------------------------------------------------------------------------------------------|
@@ -21,8 +21,8 @@ A partition moves as follows:
    without partition 0. Then the member releases the partition.
 
 A client's generation is the generation of the group when the client joined. Requests with another generation are
-rejected, so a delayed commit from before JoinGroup cannot be applied after it. The journal stores the generation of the
-member, which fences the server.
+rejected, so a delayed commit that was sent before JoinGroup cannot be applied after JoinGroup. The journal stores the
+generation of the member, which fences the server.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from sparklog.groups.membership import Membership
 
 
 class ClassicMember:
-    """A member of a group on behalf of a client of the classic protocol. Not thread-safe.
+    """A member of a group that represents a client of the classic protocol. This class is not thread-safe.
 
     Methods raise `Fenced` if the member was removed from the group.
     """
@@ -46,7 +46,9 @@ class ClassicMember:
         self.membership = membership
         self.generation = membership.state.generation
         self._synced: Partitions | None = None
-        """The partitions that the latest SyncGroup returned; None if the client has not sent SyncGroup since it joined.
+        """The partitions in the latest SyncGroup response, or None if the client has not sent SyncGroup since it
+        joined.
+
         """
 
     def rejoin(
@@ -57,7 +59,7 @@ class ClassicMember:
         Args:
             topics: The topics that the client subscribes to.
             assignors: The names of the client's assignors, in order of preference.
-            owned: The partitions that the client continues to read. Empty if the assignor is eager.
+            owned: The partitions that the client continues to read, which are empty if the assignor is eager.
             partitions: The number of partitions of each topic.
         """
         self.membership.refresh()
@@ -72,7 +74,7 @@ class ClassicMember:
         self._synced = None
 
     def sync(self, generation: int) -> Partitions:
-        """Return the partitions that the client may read from now on."""
+        """Return the partitions that the client may read after this request."""
         self.check_generation(generation)
         self._synced = self._assigned()
         return self._synced
@@ -87,7 +89,7 @@ class ClassicMember:
         self.membership.commit(offsets)
 
     def check_generation(self, generation: int) -> None:
-        """Raise `Fenced` if the generation of a request is not that of the client's latest JoinGroup."""
+        """Raise `Fenced` if the generation of a request is not the generation of the client's latest JoinGroup."""
         if generation != self.generation:
             reached("groups: a request of an older generation of a classic member is rejected")
             raise Fenced(

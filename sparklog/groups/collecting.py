@@ -3,12 +3,12 @@
 As in Kafka, all offsets of a group expire together, `offsets.retention.minutes` (default: a week) after the group
 became empty. A group becomes empty one session timeout after the latest entry of a member or an operator, by the
 store's clock. If a topic is deleted, its offsets expire immediately. If a topic never existed in this root, its offsets
-are kept, because the topic may be imported later. Offsets expire only when maintenance writes an entry, so the clocks
-of readers do not matter.
+are retained, because the topic may be imported later. Offsets expire only when maintenance writes an entry, so they do
+not depend on the clocks of readers.
 
 If the current id of a topic differs from the topic id of the offsets, the offsets may be newer than the topic state
-that was read, because a cache may hide the latest entries of the topic's journal. Such offsets expire only if the group
-has had them for longer than caches last.
+that was read, because a cache may hide the latest entries of the topic's journal. In this case, the offsets expire only
+if they were committed longer ago than the lifetime of caches.
 """
 
 from __future__ import annotations
@@ -27,9 +27,11 @@ from sparklog.log.topic.root import Root
 from sparklog.storage.retries import SETTLE_MS
 
 MIN_ENTRIES_MS = 86_400_000
-"""A day. No session and no open transaction lasts longer, so the age of older entries is irrelevant."""
+"""The minimum retention time of entries, which is one day. Sessions and open transactions are not longer than one day,
+so the exact age of older entries is irrelevant.
+"""
 MARGIN_MS = 3_600_000
-"""Additional retention time, because a daily backup may start later than on the previous day."""
+"""Additional retention time. It is required because a daily backup may start later than on the previous day."""
 
 
 @dataclass
@@ -41,7 +43,7 @@ class CollectedGroups(Collected):
 
 
 def entries_retention_ms(delay_ms: int) -> int:
-    """Return how long to keep entries, so that a group can be restored to the same points in time as its topics."""
+    """Return the retention time of entries. A group can then be restored to the same points in time as its topics."""
     return max(MIN_ENTRIES_MS, delay_ms) + MARGIN_MS
 
 

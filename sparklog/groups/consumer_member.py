@@ -13,18 +13,19 @@ A partition moves as follows:
    The server releases partition 0 with an entry, from which on B owns it. A's generation in the journal is now 2, which
    fences commits with epoch 1. The response contains epoch 2.
 
-**Epochs.** If a member has nothing to revoke, its epoch is the generation of the group, and no entry is necessary to
-reach it. The journal stores only the generation in which the member joined, moved to another server or last released
-partitions. Every epoch from this generation to the generation of the group is valid for a server that does not know the
-member. A server that knows the member requires the epoch of its latest response, like a broker.
+**Epochs.** If a member does not have to revoke partitions, its epoch is the generation of the group, and no entry is
+written when the epoch changes. The journal stores only the generation in which the member joined, moved to another
+server or last released partitions. A server that has not received a heartbeat of the member accepts every epoch from
+this generation to the generation of the group. After the first heartbeat, the server requires the epoch of its latest
+response, like a broker.
 
-**Lost responses.** A client that gets no response sends its epoch and all its partitions again. The server accepts the
-epoch of the previous request if the client owns only partitions that are assigned to it. The journal stores the epoch
-of a request that changed the member's generation, so that another server accepts it, too.
+**Lost responses.** If a client does not receive a response, it sends its epoch and all its partitions again. The server
+accepts the epoch of the previous request if the client owns only partitions that are assigned to it. The journal stores
+the epoch of a request that changed the member's generation, so that other servers also accept this epoch.
 
 **Other servers.** If the client sends a heartbeat to another server, this server moves the member with an entry. The
-entry starts a generation, which fences the first server: its delayed commits are rejected, and it no longer removes the
-member when the member's session with it times out.
+entry starts a new generation, which fences the first server. Delayed commits of the first server are rejected, and it
+does not remove the member when the member's session on this server times out.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ from sparklog.groups.membership import Membership
 
 
 class ConsumerGroupMember:
-    """A member of a group on behalf of a client of the consumer protocol. Not thread-safe.
+    """A member of a group that represents a client of the consumer protocol. This class is not thread-safe.
 
     Methods raise `Fenced` if the member was removed from the group or has moved to another server.
     """
@@ -48,12 +49,12 @@ class ConsumerGroupMember:
     def __init__(self, membership: Membership, epoch: int, offered: Partitions = frozenset()) -> None:
         self.membership = membership
         self.epoch = epoch
-        """The epoch in the latest response; before the first response, that of the request."""
+        """The epoch in the latest response. Before the first response, it is the epoch in the request."""
         self.assigned: Partitions = frozenset()
         """The partitions in the latest response."""
         self._previous_epoch = 0
         self._offered = offered
-        """The owned partitions that the client may read: those that a response has contained."""
+        """The owned partitions that the client may read, because they have been returned in a response."""
 
     @classmethod
     def join(cls, group: Group, member: GroupMember, partitions: Mapping[str, int]) -> ConsumerGroupMember:
@@ -64,7 +65,7 @@ class ConsumerGroupMember:
     def move(cls, group: Group, member_id: str, epoch: int, owned: Partitions | None) -> ConsumerGroupMember:
         """Continue a member of another server. Raises `EpochMismatch` if the epoch or the partitions are not valid."""
         membership = group.move(member_id, epoch, owned)
-        # A client with epoch 0 has joined again and does not read partitions.
+        # If the epoch is 0, the client has joined again and does not read partitions.
         return cls(membership, epoch, frozenset() if epoch == 0 else membership.member.owned)
 
     def check_epoch(self, epoch: int, owned: Partitions | None) -> None:
@@ -93,15 +94,15 @@ class ConsumerGroupMember:
         return revoked.isdisjoint(self._offered) or (owned is not None and revoked.isdisjoint(owned))
 
     def release(self, epoch: int) -> None:
-        """Release the partitions that the member must revoke. `epoch` is that of the heartbeat."""
+        """Release the partitions that the member must revoke. `epoch` is the epoch in the heartbeat."""
         reached("groups: a member of the consumer protocol releases partitions")
         self.membership.revoke(epoch=epoch)
 
     def respond(self, epoch: int) -> Partitions:
         """Set the epoch of the response to a heartbeat, and return the partitions that the client may own.
 
-        As in Kafka, the client gets the next epoch and new partitions when it has revoked all partitions that it must
-        revoke.
+        As in Kafka, the response contains the next epoch and new partitions when the client has revoked all partitions
+        that it must revoke.
         """
         member, state = self.membership.member, self.membership.state
         must_revoke = not self._offered.isdisjoint(member.revoked)

@@ -1,7 +1,7 @@
 """A consumer group of a root: its committed offsets, its members, and operations for administrators.
 
-There is no broker that could receive heartbeats. Therefore a group is active while the latest entry of a member is
-younger than that member's session timeout, by the store's clock.
+Heartbeats are entries of the journal, because no broker receives them. A group is active if the age of the latest entry
+of a member, according to the store's clock, is less than the session timeout of the member.
 """
 
 from __future__ import annotations
@@ -59,7 +59,9 @@ class GroupDescription:
 
     @property
     def type(self) -> str:
-        """Kafka's type of the group: "consumer" if it has members of the consumer protocol, else "classic"."""
+        """Kafka's type of the group. The type is "consumer" if the group has members of the consumer protocol, and
+        otherwise "classic".
+        """
         return CONSUMER if any(member.consumer is not None for member in self.members) else CLASSIC
 
     @property
@@ -67,7 +69,7 @@ class GroupDescription:
         return self.state in (STABLE, RECONCILING)
 
     def owner(self, topic: str, partition: int) -> str | None:
-        """Return the id of the member that owns a partition, or None if no member owns it."""
+        """Return the id of the member that owns a partition, or None if no member owns the partition."""
         owners = (member.id for member in self.members if (topic, partition) in member.owned)
         return next(owners, self.instance)
 
@@ -228,7 +230,7 @@ class Group(GroupJournal):
         Args:
             offsets: The new offsets, by topic and partition.
             dry_run: Validate the request without changing offsets.
-            force: Also set the offsets of an active group. Its members are fenced at their next commit.
+            force: Also set the offsets of an active group. The members of the group are fenced at their next commit.
 
         Returns:
             The new offset of each (topic, partition).
@@ -247,7 +249,7 @@ class Group(GroupJournal):
         """Delete the offsets of partitions.
 
         Args:
-            gone: The partitions of each topic whose offsets to delete.
+            gone: The partitions of each topic for which to delete the offsets.
             dry_run: Validate the request without deleting offsets.
 
         Raises:
@@ -272,7 +274,9 @@ class Group(GroupJournal):
         self._act(steps.delete, dry_run)
 
     def restore(self, offsets: Sequence[CommittedOffset], *, generation: int = 0) -> None:
-        """Import offsets of another root if they are newer or missing here, and continue from the higher generation."""
+        """Import offsets of another root if they are missing in this root or newer, and continue from the higher
+        generation.
+        """
         rows: dict[tuple[str, str], dict[int, Row]] = {}
         for item in offsets:
             epoch = NO_EPOCH if item.leader_epoch is None else item.leader_epoch
@@ -307,7 +311,9 @@ class Group(GroupJournal):
             )
 
     def _active_ms(self, state: GroupState, clock_ms: Callable[[], int]) -> int:
-        """Return how long the group stays active if members write no further entries; 0 if the group is inactive."""
+        """Return the remaining time for which the group is active if members do not write further entries, or 0 if the
+        group is inactive.
+        """
         if not state.exists or state.active is None or state.session_timeout_ms is None:
             return 0
         written = self.written_ms(state.active)

@@ -48,7 +48,7 @@ Offsets = Mapping[str, Mapping[int, int | OffsetAndMetadata | CommittedOffset]]
 
 
 class GroupJournal:
-    """The journal of a consumer group. Methods read the latest entry. The group may not exist yet."""
+    """The journal of a consumer group, which may not exist yet. Methods read the latest entry."""
 
     def __init__(self, root: Root, group: str) -> None:
         self.root = root
@@ -145,8 +145,8 @@ class GroupJournal:
         return self.log.write(step)
 
     def _resolved(self, base: GroupState) -> GroupState:
-        # An entry that is not based on the latest entry loses the race for its number. Therefore a prepare with an
-        # unclear outcome was aborted.
+        # An entry can be written only if it is based on the latest entry. Therefore a prepare with an unclear outcome
+        # was aborted.
         outcomes, unclear = self._outcomes(base, decide=True)
         return resolved(base, {**outcomes, **{item.number: False for item in unclear}})
 
@@ -158,7 +158,8 @@ class GroupJournal:
     def stable(
         self, timeout_ms: int = STABLE_WAIT_MS, partitions: Collection[TopicPartition] | None = None
     ) -> GroupState:
-        """Wait until no offsets of these partitions (of all partitions if None) are pending, and return the state.
+        """Wait until the given partitions do not have pending offsets, and return the state. If `partitions` is None,
+        wait for all partitions.
 
         Raises `Unavailable` if offsets are still pending after `timeout_ms`.
         """
@@ -197,7 +198,7 @@ class GroupJournal:
 
         Args:
             ids: The topic ids that the consumer has read from.
-            refresh: If True, refresh the topics, which takes a request for each topic. If False, use the cached topic
+            refresh: If True, refresh the topics, which requires one request per topic. If False, use the cached topic
                 states.
 
         Raises:

@@ -1,12 +1,11 @@
-"""Members of a consumer group: which partitions they own, and how partitions move between members.
-
-There is no coordinator. The latest entry of a group lists its members. Each member has three sets of partitions:
+"""The members of a consumer group, the partitions that they own, and the movement of partitions between members. Groups
+do not have a coordinator. The latest entry of a group lists its members. Each member has three sets of partitions:
 
 * `owned`: partitions that the member may read and commit.
 * `revoked`: owned partitions that the assignor has assigned to another member or to no member. The member stops reading
   them, commits their offsets, and releases them with an entry.
-* `awaited`: partitions that the assignor has assigned to the member, but that another member still owns. Once the other
-  member has released them, this member owns them.
+* `awaited`: partitions that the assignor has assigned to the member, but that another member still owns. When the other
+  member has released these partitions, this member owns them.
 
 A partition therefore moves in two generations, as in Kafka's cooperative protocol, and never has two owners. If a
 member's session times out, the next entry of another member removes the member from the group. Commits of a removed
@@ -20,12 +19,13 @@ the member owns the partition again.
 is an exclusive owner. `all` is its only assignor, so it cannot share the group with other members, but a new exclusive
 owner can replace it. A server (`sparklog serve`) is an exclusive owner if its clients divide the partitions among
 themselves. The server also lists the assignors that all of its clients support. If a new member supports one of these
-assignors, the member is added to the group, but owns nothing until the server has replaced itself with its clients, as
-ordinary members.
+assignors, the member is added to the group, but does not own partitions until the server has replaced itself with its
+clients, which become ordinary members.
 
 **Members of the consumer protocol** (KIP-848) have the field `consumer`. The group is then a consumer group in Kafka's
 sense. Its assignor is one of `SERVER_ASSIGNORS` that most of these members request, also for the other members, as in
-Kafka. The other members still need an assignor in common, because these members may leave first. See `consumer_member`.
+Kafka. The other members must also have a common assignor, because the members of the consumer protocol may leave first.
+See `consumer_member`.
 """
 
 from __future__ import annotations
@@ -59,9 +59,9 @@ Partitions = frozenset[TopicPartition]
 
 @dataclass(frozen=True, slots=True)
 class ConsumerProtocol:
-    """What a member of the consumer protocol (KIP-848) has sent in addition to the fields of all members."""
+    """The additional fields of a member that uses the consumer protocol (KIP-848)."""
 
-    topic_names: tuple[str, ...]  # the member's `topics` also contain those that match the regular expression
+    topic_names: tuple[str, ...]  # the member's `topics` also contain the topics that match the regular expression
     topic_regex: str | None
     rebalance_timeout_ms: int
     rack_id: str | None = None
@@ -141,7 +141,7 @@ def _with_target(member: GroupMember, target: Partitions) -> GroupMember:
 def after_revocation(member: GroupMember, partitions: Partitions, generation: int) -> GroupMember:
     """Return the member after it has released `partitions`.
 
-    If the assignor has assigned one of them to the member again, the member awaits this partition.
+    If the assignor has assigned a released partition to the member again, the member awaits this partition.
     """
     back = (member.owned - member.revoked) & partitions
     return replace(
@@ -156,7 +156,7 @@ def after_revocation(member: GroupMember, partitions: Partitions, generation: in
 def assign_free_partitions(members: Sequence[GroupMember]) -> tuple[GroupMember, ...]:
     """Return the members, sorted by id.
 
-    Awaited partitions that no member owns are assigned to the members that await them.
+    If an awaited partition is not owned by any member, it is assigned to the member that awaits the partition.
     """
     ordered = sorted(members, key=lambda member: member.id)
     if any(member.is_exclusive for member in members):
@@ -183,7 +183,7 @@ def group_assignor(members: Sequence[GroupMember]) -> str:
 def common_assignor(members: Sequence[GroupMember]) -> str:
     """Return the common assignor that most members prefer, as a broker does.
 
-    Members of the consumer protocol do not count. Raises `Conflict` if there is no common assignor.
+    Members of the consumer protocol are ignored. Raises `Conflict` if the members do not have a common assignor.
     """
     members = [member for member in members if member.consumer is None]
     common = set(ASSIGNORS).intersection(*(member.assignors for member in members))
@@ -195,8 +195,8 @@ def common_assignor(members: Sequence[GroupMember]) -> str:
             f"partition_assignment_strategy for all members: one or more of {', '.join(ASSIGNORS)}"
         )
     votes = Counter(next(name for name in member.assignors if name in common) for member in members)
-    # Kafka breaks ties arbitrarily. Here, the first assignor in `ASSIGNORS` wins, so that every writer chooses the same
-    # one.
+    # Kafka breaks ties arbitrarily. sparklog selects the first assignor in `ASSIGNORS`, so that every writer selects
+    # the same assignor.
     return max((name for name in ASSIGNORS if name in common), key=lambda name: votes[name])
 
 

@@ -82,7 +82,7 @@ class CommittedOffset:
 class TopicOffsets:
     """Offsets of one topic: parallel tuples in the order of partitions.
 
-    A `leader_epoch` of -1 means that it is unknown.
+    If `leader_epoch` is -1, the leader epoch is unknown.
     """
 
     topic: str
@@ -205,7 +205,7 @@ class Pending:
     timeout_ms: int
     generation: int | None  # generation of the member; None if no member sent the offsets, or if the member has left
     offsets: tuple[TopicOffsets, ...]
-    # id of the member; None although `generation` is set if the member was removed or replaced
+    # id of the member; None if the member was removed or replaced, in which case `generation` may still be set
     member: str | None = None
 
     def has_any(self, partitions: Collection[TopicPartition]) -> bool:
@@ -234,7 +234,7 @@ class GroupState(StateEntry):
 
     @property
     def owner(self) -> GroupMember | None:
-        """The exclusive owner; None if the group does not have one."""
+        """The exclusive owner, or None if the group does not have an exclusive owner."""
         return next((member for member in self.members if member.is_exclusive), None)
 
     @property

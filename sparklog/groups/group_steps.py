@@ -46,7 +46,7 @@ Expired = Mapping[str, int]
 
 
 class EpochMismatch(Fenced):
-    """The epoch of a request is not that of the member of the consumer protocol."""
+    """The epoch in a request is not the epoch of the member, which uses the consumer protocol."""
 
     @classmethod
     def of(cls, group: str, member_id: str, epoch: int, expected: int) -> EpochMismatch:
@@ -69,8 +69,8 @@ def join(
 ) -> GroupState:
     """Add members, remove expired members, and run the assignor.
 
-    A static member replaces the member that has the same instance id, and keeps its partitions. With the consumer
-    protocol, the previous member must have left. An exclusive owner replaces the previous exclusive owner.
+    A static member replaces the member that has the same instance id, and retains the partitions of this member. In the
+    consumer protocol, the previous member must have left. An exclusive owner replaces the previous exclusive owner.
     `is_excluded` lists the members that cannot be in the same group.
 
     Args:
@@ -80,7 +80,8 @@ def join(
     Raises:
         Conflict: If the members have no common assignor.
         Fenced: If `owner` is no longer the owner, because other members may have committed the records that it read.
-        UnreleasedInstance: If a member of the consumer protocol has the instance id of another one that has not left.
+        UnreleasedInstance: If a member of the consumer protocol has the instance id of another member that has not
+            left.
     """
     if owner is not None:
         check_member(state, owner)
@@ -115,7 +116,7 @@ def is_excluded(state: GroupState, member: GroupMember, expired: Expired) -> boo
     """Return True if the member cannot join because one member is an exclusive owner that does not share the group.
 
     An owner with other assignors may join other members only if it replaces an earlier owner, because the other members
-    own nothing then.
+    then do not own partitions.
     """
     others = _others(state, [member], expired, None)
     if member.is_exclusive:
@@ -167,7 +168,8 @@ def leave(state: GroupState, member: GroupMetadata) -> GroupState | None:
 def leave_temporarily(state: GroupState, member: GroupMetadata) -> GroupState | None:
     """Record that a static member of the consumer protocol will rejoin within its session timeout.
 
-    Until then, no other member gets its partitions, except those that it must revoke.
+    Before the timeout, the partitions of the member are not assigned to other members, except the partitions that it
+    must revoke.
     """
     if not is_member(state, member):
         return None
@@ -189,8 +191,8 @@ def move(state: GroupState, member_id: str, epoch: int, owned: Partitions | None
 
     Raises:
         Fenced: If the member was removed from the group.
-        EpochMismatch: If the epoch is not that of the member. As in Kafka, the previous epoch is accepted if the client
-            lists only partitions that it owns, because the response with the new epoch may have been lost.
+        EpochMismatch: If the epoch is not the epoch of the member. As in Kafka, the previous epoch is accepted if the
+            client lists only partitions that it owns, because the response with the new epoch may have been lost.
     """
     item = state.member(member_id)
     if item is None or item.consumer is None:
@@ -252,7 +254,8 @@ def subscribe(
 
 
 def revoke(state: GroupState, member: GroupMetadata, partitions: Partitions, epoch: int | None = None) -> GroupState:
-    """Release partitions that the member no longer reads. From this entry on, the members that await them own them.
+    """Release partitions that the member no longer reads. With this entry, the released partitions are owned by the
+    members that await them.
 
     Args:
         epoch: The epoch of the request of a member of the consumer protocol.
@@ -330,7 +333,9 @@ def _without_member(state: GroupState) -> GroupState:
 
 
 def resolved(state: GroupState, outcomes: Mapping[int, bool]) -> GroupState:
-    """Resolve prepares by entry number; True commits the offsets. Return the state itself if `outcomes` is empty."""
+    """Resolve prepares by entry number. If an outcome is True, the offsets are committed. If `outcomes` is empty,
+    return the state unchanged.
+    """
     if not outcomes:
         return state
     offsets, remaining = state.offsets, list[Pending]()
@@ -354,7 +359,7 @@ def alter(state: GroupState, offsets: Sequence[TopicOffsets]) -> GroupState:
 def delete_offsets(state: GroupState, partitions: Mapping[str, Collection[int]]) -> GroupState | None:
     """Delete the offsets of partitions, for all ids of a topic, and fence the members.
 
-    Return None if there are no such offsets.
+    Return None if no offsets are stored for these partitions.
     """
     pending = (item for prepare_item in state.pending for item in prepare_item.offsets)
     partitions_by_topic = {
@@ -372,7 +377,9 @@ def delete(state: GroupState) -> GroupState | None:
 
 
 def restore(state: GroupState, offsets: Sequence[TopicOffsets], generation: int) -> GroupState | None:
-    """Import offsets of another root if they are newer or missing here, and continue from the higher generation."""
+    """Import offsets of another root if they are missing in this root or newer, and continue from the higher
+    generation.
+    """
     rows_before = {item.topic_and_id: item.rows() for item in state.offsets}
     newer = []
     for item in offsets:
@@ -399,7 +406,7 @@ def restore(state: GroupState, offsets: Sequence[TopicOffsets], generation: int)
 
 
 def expire(state: GroupState, *, everything: bool, deleted: Collection[tuple[str, str]]) -> GroupState | None:
-    """Delete the offsets of deleted topics (`deleted`), or all offsets (`everything`), except pending ones.
+    """Delete the offsets of deleted topics (`deleted`), or all offsets (`everything`), except pending offsets.
 
     Return None if there is nothing to delete.
     """

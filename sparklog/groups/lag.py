@@ -3,7 +3,7 @@
 The lag in records is computed as in Kafka: the log end offset minus the committed offset, regardless of the consumer's
 isolation level. It includes transaction markers, aborted records and compacted offsets. As in Kafka's tool, active
 groups also have rows for partitions without a committed offset. The lag in seconds is the age of the first unread
-record. It takes up to two requests for each partition with lag.
+record. Computing the lag in seconds requires up to two requests for each partition with lag.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class Groups:
         return f"Groups({self.root.location!r})"
 
     def names(self, failures: list[SparklogError] | None = None) -> list[str]:
-        """List the groups, with a few requests per group.
+        """List the groups. A few requests per group are required.
 
         Args:
             failures: A list to which the errors of unreadable groups are added. If None, the first error is raised.
@@ -110,8 +110,8 @@ class Lag:
     seconds: float | None
     """The age of the first unread record.
 
-    None if no offset is committed, if the record has no timestamp (Kafka's oldest message format), or if the lag in
-    seconds was not requested.
+    The age is None if no offset is committed, if the record does not have a timestamp (Kafka's oldest message format),
+    or if the lag in seconds was not requested.
     """
     member: str | None
     """The id of the member that owns the partition, if the group is active."""
@@ -128,15 +128,15 @@ def lag(
 ) -> list[Lag]:
     """Return the lag of groups, sorted by group, topic and partition.
 
-    The result has no rows for groups that do not exist, and for unreadable groups and topics. `seconds` is None if the
-    first unread record cannot be read.
+    The result does not contain rows for groups that do not exist, or for groups and topics that cannot be read.
+    `seconds` is None if the first unread record cannot be read.
 
     Args:
         groups: The ids of the groups, or None for all groups.
         seconds: Also compute the lag in seconds.
         all_partitions: If True, also return partitions of the group's topics without a committed offset. If None,
             return these partitions only if the group is active.
-        now_ms: The time that the ages of records refer to, or None for the current time.
+        now_ms: The time from which the ages of records are computed. If None, the current time is used.
         failures: A list to which read errors are added. If None, the first error is raised.
     """
     opened = root.root if isinstance(root, RootView) else root

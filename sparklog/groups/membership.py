@@ -1,14 +1,15 @@
-"""A member of a consumer group in one process: joining, refreshing, revoking, heartbeats and leaving.
+"""A member of a consumer group in one process, which joins, refreshes, revokes partitions, sends heartbeats and leaves.
 
-`group_members` describes how partitions move; this module makes the requests. A member acts on the state that its last
-`refresh` has read. It writes an entry to join, to change its topics, to commit, to release partitions and to leave. It
-also writes a heartbeat if it has not written an entry for a third of its session timeout. One heartbeat covers all
+`group_members` determines the movement of partitions, and this module sends the requests. A member uses the state that
+was read by its last `refresh`. The member writes an entry when it joins, changes its topics, commits, releases
+partitions or leaves. The member also writes a heartbeat if it has not written an entry for a third of its session
+timeout. One heartbeat covers all
 members of a process that use the same open root.
 
 **A lease** ends one session timeout after the latest entry of the member, based on the store's clock and the
-modification time of the entry in the store. Both take requests to read. A member therefore reads them when it joins,
-and after that only if the lease is over by its own monotonic clock. A wall clock that is set ahead therefore does not
-remove a member that continues to write.
+modification time of the entry in the store. Reading the clock and the modification time requires requests. Therefore a
+member reads them when it joins, and later only if the lease has expired according to the member's own monotonic clock.
+As a result, a member that continues to write is not removed if a wall clock is set ahead.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ from sparklog.log.journal.entry_log import EntryLog, Step
 from sparklog.log.journal.names import check_id
 
 HEARTBEATS = 3
-"""Number of heartbeats per session timeout of a member that has nothing to commit."""
+"""Number of heartbeats per session timeout of a member that does not commit offsets."""
 
 
 def checked_session_timeout(session_timeout_ms: object) -> int:
@@ -72,7 +73,9 @@ class JoinRequest:
 
 @dataclass(frozen=True, slots=True)
 class MemberLease:
-    """The latest entry of a member, when this process read it, and the remaining time of the lease at that time."""
+    """The latest entry of a member, the time at which this process read the entry, and the remaining time of the lease
+    at that time.
+    """
 
     seen: int
     since: ClockReading
@@ -82,7 +85,8 @@ class MemberLease:
 class MemberLeases:
     """The leases of a group's members.
 
-    A lease is checked with the clock of this process first, and with the store's clock once it seems to be over.
+    A lease is first checked with the clock of this process. If the lease appears to have expired, it is checked with
+    the store's clock.
     """
 
     def __init__(self, group: GroupJournal) -> None:
@@ -95,9 +99,8 @@ class MemberLeases:
         self._leases = {member.id: self._lease(member, now) for member in state.members}
 
     def expired(self, state: GroupState, *, read_store: bool = False, own: str | None = None) -> steps.Expired:
-        """Return the members whose lease is over.
-
-        Makes requests if a lease seems to be over, or if `read_store` is True.
+        """Return the members whose lease has expired. Requests are sent if a lease appears to have expired, or if
+        `read_store` is True.
 
         Args:
             own: The id of the caller's member, which is not checked.
@@ -126,7 +129,7 @@ class MemberLeases:
         store_ms, now, expired = self._group.root.store.now_ms(), env.now(), dict[str, int]()
         for member in members:
             since_ms = written[member.seen]
-            # If the entry is missing, it was deleted by maintenance, so it is more than a day old.
+            # If the entry is missing, it was deleted by maintenance, so the entry is more than a day old.
             left_ms = 0 if since_ms is None else since_ms + member.session_timeout_ms - store_ms
             if left_ms > 0:
                 reached("groups: a session that seemed to have timed out is valid by the store's clock")
@@ -144,24 +147,24 @@ _MEMBERSHIPS: WeakKeyDictionary[EntryLog[GroupState], WeakValueDictionary[str, M
 class Membership:
     """A member of a group, with the state of its last refresh.
 
-    Methods raise `Fenced` if the member was removed from the group; it must then join again. An exclusive owner never
-    has partitions to revoke.
+    Methods raise `Fenced` if the member was removed from the group. In this case, the member must join again. An
+    exclusive owner never has to revoke partitions.
     """
 
     group: GroupJournal
     metadata: GroupMetadata
     session_timeout_ms: int
     written: ClockReading
-    """When the latest entry was written that counts as a heartbeat of the member."""
+    """The time of the latest entry that counts as a heartbeat of the member."""
     state: GroupState
     topic_ids: dict[str, str] = field(default_factory=dict)
     """The ids of the topics that the member reads.
 
-    Offsets are not committed to a topic that was deleted and created again.
+    The ids are used to reject offset commits for recreated topics.
     """
     leases: MemberLeases = field(init=False)
     alive: ClockReading = field(init=False)
-    """When the member last checked whether a heartbeat is due.
+    """The time at which the member last checked if a heartbeat is due.
 
     Heartbeats of other members do not cover a member that stops checking.
     """
@@ -196,7 +199,8 @@ class Membership:
     def revoking(self) -> Partitions:
         """Return the partitions to release with `revoke`.
 
-        The result is empty while consecutive refreshes differ, so that the member revokes once and not for each change.
+        The result is empty while consecutive refreshes differ, so that the member revokes partitions only once instead
+        of after each change.
         """
         return self.member.revoked if self._is_steady else frozenset()
 
@@ -211,7 +215,9 @@ class Membership:
         return self.apply(self.group.log.refresh())
 
     def apply(self, state: GroupState) -> bool:
-        """Continue with `state` unless a later state is known. Returns and raises like `refresh`."""
+        """Apply `state` unless a later state has already been applied. The result and the exceptions are the same as in
+        `refresh`.
+        """
         if state.number < self.state.number:
             return False
         before, was_steady = self.state.member(self.metadata.member_id), self._is_steady
@@ -230,9 +236,10 @@ class Membership:
         self._write(lambda base: steps.commit(base, self.metadata, checked))
 
     def revoke(self, partitions: Partitions | None = None, epoch: int | None = None) -> None:
-        """Release partitions whose offsets have been committed (None: the revoked partitions).
+        """Release partitions after their offsets have been committed. If `partitions` is None, release the revoked
+        partitions.
 
-        `epoch` is that of the request of a client of the consumer protocol.
+        `epoch` is the epoch in the request of a client that uses the consumer protocol.
         """
         revoked = self.member.revoked if partitions is None else partitions
         state = self._write(lambda base: steps.revoke(base, self.metadata, revoked, epoch))

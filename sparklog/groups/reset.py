@@ -12,7 +12,7 @@
 | from-file     | the offset in the file                                                                           |
 
 As in Kafka, an offset that is out of range is replaced by the log start offset or the log end offset, with a warning.
-Planning a reset changes nothing: pass the planned offsets to `Group.alter`.
+Planning a reset does not change offsets. To set the planned offsets, pass them to `Group.alter`.
 """
 
 from __future__ import annotations
