@@ -3,10 +3,11 @@
 One kernel call decodes consecutive uncompressed batches directly from the input. Compressed batches are decoded in
 groups of about 1 MiB (`payloads`). Keys and values are written only once, to the buffers of the final arrays.
 
-The input bounds the memory. Uncompressed batches need at most twice their size and a few bytes per record. A batch has
-at most one record per 7 bytes. A compressed batch may decompress to `compression.decompressed_limit` bytes, and all
-batches of a call may decompress to 1 GiB. One call can return less than 2 GiB of keys and less than 2 GiB of values,
-because Arrow's offsets have 32 bits. To decode more, decode fewer batches at a time.
+The required memory is limited by the size of the input. Uncompressed batches need at most twice their size and a few
+bytes per record. A batch has at most one record per 7 bytes. A compressed batch may decompress to
+`compression.decompressed_limit` bytes, and all batches of a call may decompress to 1 GiB. One call can return less than
+2 GiB of keys and less than 2 GiB of values, because Arrow's offsets have 32 bits. To decode more, decode fewer batches
+at a time.
 """
 
 from __future__ import annotations

@@ -14,8 +14,9 @@ not add entries.
 
 The file has no checksum, and a wrong entry would hide committed records. Therefore the file is used only if each of its
 entries belongs to an ABORT marker of the log (`AbortMarker`). Missing entries are derived from the markers. The file
-can contain information that the log lacks. If the cleaner has removed the first batches of a transaction, only the file
-contains the first offset. Only the file records which other transaction was open when a transaction ended.
+can contain information that the log does not contain. If the cleaner has removed the first batches of a transaction,
+only the file contains the first offset. Only the file records which other transaction was open when a transaction
+ended.
 """
 
 from __future__ import annotations
@@ -39,7 +40,8 @@ ENTRY_BYTES = ENTRY.itemsize
 
 @dataclass(frozen=True, slots=True)
 class AbortedTransactions:
-    """Aborted transactions, sorted by `last_offsets`, the offsets of their markers. int64[n] each.
+    """Aborted transactions, sorted by `last_offsets`, which contains the offsets of their markers. Each array is
+    int64[n].
 
     A transactional data batch of producer p at offset o is aborted if and only if an entry has producer p and first <=
     o <= last.

@@ -1,10 +1,10 @@
 """Job leases prevent several schedulers from doing the same work. Correctness does not depend on leases.
 
 A run of a job claims its topics in the journal `_maintenance/<job>/_log` of the root. The latest entry of the journal
-contains all claims. A claim is valid for five minutes by the store's clock and is renewed every minute. A run releases
-its claim at the end; if the run is killed, its claim expires. A run skips topics that other runs have claimed, so hosts
-can share a root by using `--topic`. A run is fenced if its claim expired, for example while the process was suspended,
-and a later run has removed the claim.
+contains all claims. A claim is valid for five minutes according to the store's clock and is renewed every minute. A run
+releases its claim at the end; if the run is killed, its claim expires. A run skips topics that other runs have claimed,
+so hosts can share a root by using `--topic`. A run is fenced if its claim expired, for example while the process was
+suspended, and a later run has removed the claim.
 
 There is one journal per job and root instead of one per topic. The number of entries that a run writes (two, and one
 per minute) therefore does not depend on the number of topics.
@@ -45,7 +45,9 @@ CLAIM_OPS = ACQUIRE, RENEW, RELEASE = "take", "renew", "release"
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """The topics that a run has claimed (all topics if empty), and the period of the claim by the store's clock."""
+    """The topics that a run has claimed, and the period of the claim according to the store's clock. If there are no
+    topics, the claim is for all topics.
+    """
 
     run: str
     host: str

@@ -31,8 +31,8 @@ MAX_LISTED_TOPICS = 3
 
 @dataclass(frozen=True, slots=True)
 class JobState:
-    """The state of a job on a topic. Times are in ms since the epoch by the store's clock, or None if no run was
-    recorded.
+    """The state of a job on a topic. Times are in ms since the epoch according to the store's clock, or None if no run
+    was recorded.
     """
 
     job: str

@@ -34,7 +34,9 @@ if TYPE_CHECKING:
 
 
 def store_clock_ms(store: Store, env: Env, *, dry_run: bool) -> int:
-    """Return ms since the epoch by the store's clock, or by this host's if a dry run cannot write to the store."""
+    """Return the time of the store's clock in ms since the epoch. If a dry run cannot write to the store, return the
+    time of this host's clock.
+    """
     return reading_clock_ms(store, env) if dry_run else store.now_ms()
 
 

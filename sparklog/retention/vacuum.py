@@ -206,7 +206,7 @@ class _Vacuum:
 
     @property
     def commit_limit_ms(self) -> int:
-        """Commits younger than this time, by the store's clock, are kept."""
+        """Commits younger than this time, according to the store's clock, are kept."""
         return self.store_ms - plan.commit_retention_ms(self.delay_ms)
 
     @property

@@ -1,8 +1,8 @@
 """Select the data files, commits and checkpoints that a vacuum deletes, with reasons. The functions are pure.
 
-* The **retention floor** is the latest version that is older than `file.delete.delay.ms` by the store's clock. Readers
-  of older versions have had at least this delay to finish. After the floor has been committed, uploads that are based
-  on an older version are rejected.
+* The **retention floor** is the latest version that is older than `file.delete.delay.ms` according to the store's
+  clock. Readers of older versions have had at least this delay to finish. After the floor has been committed, uploads
+  that are based on an older version are rejected.
 * A data file is deleted if its writer read a version below the floor, and neither the state at the floor, nor a later
   commit, nor a leased version references the file. Its indexes and filters are deleted with it. Files with unrecognized
   names are kept.

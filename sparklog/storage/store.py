@@ -139,7 +139,7 @@ def _reason(key: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class ObjectInfo:
-    """An object in a listing, with its size in bytes and its modification time by the store's clock."""
+    """An object in a listing, with its size in bytes and its modification time according to the store's clock."""
 
     key: str
     size: int

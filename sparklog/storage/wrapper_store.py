@@ -20,7 +20,7 @@ def _inner(name: str) -> Any:
 
 
 class WrapperStore(Store):
-    """Forwards all calls to `inner`. Derived classes override methods, or `request`, which all methods use.
+    """Forwards all calls to `inner`. Subclasses override single methods, or override `request`, which all methods call.
 
     Limits and most capabilities are those of `inner`. Exceptions are temporary files and links, which would bypass the
     wrapper.

@@ -190,7 +190,8 @@ def transactional_ids(store: Store, failures: list[SparklogError] | None = None)
 def collect(
     root: Root, *, now_ms: int | None = None, expiration_ms: int | None = None, dry_run: bool = False
 ) -> CollectedDecisions:
-    """Prune COMMITs that all topics have recorded, and delete old entries. `now_ms` is the time by the store's clock.
+    """Prune COMMITs that all topics have recorded, and delete old entries. `now_ms` is the time according to the
+    store's clock.
 
     An entry or checkpoint is deleted if it is below the second latest readable checkpoint and seven days old. If a
     write has no transactional id, its journal is deleted once its topics have recorded its outcome and its latest entry
@@ -230,7 +231,7 @@ Recorded = Callable[[Decisions], Collection[int]]
 
 @dataclass
 class ExpiryPass:
-    """A pass over the ids of a root, which expires idle ids. `now_ms` is the time by the store's clock.
+    """A pass over the ids of a root, which expires idle ids. `now_ms` is the time according to the store's clock.
 
     If `expiration_ms` is None, ids do not expire.
     """

@@ -91,7 +91,7 @@ class PendingOffsets:
     # None if the transaction is undecided. Otherwise, readers see the outcome, and the next entry of the group records
     # it.
     committed: bool | None
-    age_ms: int  # by the store's clock
+    age_ms: int  # age according to the store's clock
     timeout_ms: int  # any process may abort the transaction after this time
     offsets: tuple[tuple[str, int, int], ...]  # (topic, partition, offset)
 

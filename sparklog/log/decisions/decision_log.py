@@ -6,7 +6,7 @@ A transaction over topics a and b, by Writer A:
    and the version of its prepare.
 2. A writes one entry to the journal of the id, which commits n.
 3. The next commit to each topic, by any writer, records the outcome of n in the topic, like a marker in Kafka. It also
-   aborts transactions that have exceeded their timeout by the store's clock.
+   aborts transactions that have exceeded their timeout according to the store's clock.
 
 Readers do not have to wait for step 3: `consistent_snapshots` returns snapshots as if the outcomes were recorded, and
 makes the snapshots of several topics consistent, so that they contain a transaction either completely or not at all.
@@ -320,7 +320,7 @@ class DecisionLogs:
         return now_ms > due_ms
 
     def prepared_ms(self, topic: str, prepare: Prepare) -> int:
-        """Return the time of a prepare by the store's clock, or its commit time if the commit was deleted."""
+        """Return the time of a prepare according to the store's clock, or its commit time if the commit was deleted."""
         key = topic, prepare.version, prepare.commit_id
         known = self._prepared_ms.get(key)
         if known is None:

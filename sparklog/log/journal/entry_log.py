@@ -249,9 +249,9 @@ def collect_entries(
 ) -> tuple[int, int]:
     """Delete entries and checkpoints below the second latest valid checkpoint.
 
-    An object is deleted `keep_ms` after the next object was written, by the store's clock (`now_ms`). Therefore, every
-    entry that was the latest entry at some time during the last `keep_ms` is kept. Entries with the number `needed` or
-    higher are also kept. Returns the number and total size in bytes of the deleted objects.
+    An object is deleted `keep_ms` after the next object was written, according to the store's clock (`now_ms`).
+    Therefore, every entry that was the latest entry at some time during the last `keep_ms` is kept. Entries with the
+    number `needed` or higher are also kept. Returns the number and total size in bytes of the deleted objects.
     """
     valid = (number for number in reversed(log.checkpoints()) if log.read_checkpoint(number) is not None)
     lowest = next(islice(valid, 1, None), None)
