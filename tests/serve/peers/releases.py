@@ -145,7 +145,7 @@ CLIENTS = (
         for name, releases in (("kafka-python", KAFKA_PYTHON), ("aiokafka", AIOKAFKA))
         for program in releases
     ),
-    Client("franz-go", FRANZ_GO, franz_go, OLD_PROTOCOL),
+    Client("franz-go", FRANZ_GO, franz_go),
     *(
         Client("Sarama", release, partial(go_client, "sarama", release, "sarama", modules), OLD_PROTOCOL)
         for release, modules in (("1.43.3", "sarama-1.43.3.mod"), ("1.61.1", "go.mod"))

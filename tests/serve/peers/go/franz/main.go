@@ -78,6 +78,9 @@ func join(a asked) answer {
 	if a.Options["partition.assignment.strategy"] == "range" {
 		options = append(options, kgo.Balancers(kgo.RangeBalancer()))
 	}
+	if a.Options["group.protocol"] == "consumer" {
+		options = append(options, kgo.Balancers(kgo.StickyBalancer()), kgo.ServerSideBalancer())
+	}
 	if id := a.Options["group.instance.id"]; id != "" {
 		options = append(options, kgo.InstanceID(id))
 	}
