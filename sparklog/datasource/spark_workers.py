@@ -106,7 +106,7 @@ def _record_signal(number: int, _: object) -> None:
 @contextmanager
 def deferred_sigterm() -> Iterator[None]:
     """Complete the block even if SIGTERM is received. If SIGTERM was received before or during the block, end the
-    process after the block.
+    process after the block, even if the block raises an error.
 
     Spark closes the socket before it sends the signal. Therefore, `stop` may be called because the socket is closed,
     and then be interrupted by the signal. The process ends with the default action of the signal, because Spark's
@@ -114,10 +114,12 @@ def deferred_sigterm() -> Iterator[None]:
     """
     if signal.getsignal(signal.SIGTERM) is _exit:
         signal.signal(signal.SIGTERM, _record_signal)
-    yield
-    for number in _received_signals:
-        signal.signal(number, signal.SIG_DFL)
-        os.kill(os.getpid(), number)
+    try:
+        yield
+    finally:
+        for number in _received_signals:
+            signal.signal(number, signal.SIG_DFL)
+            os.kill(os.getpid(), number)
 
 
 @contextmanager

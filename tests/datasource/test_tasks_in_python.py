@@ -744,8 +744,9 @@ def test_few_objects_are_visited_after_a_task_that_loaded_kernels(tmp_path: Path
     assert max(small[1], large[1]) < 5_000
 
 
+@pytest.mark.parametrize("error", [False, True], ids=["", "error"])
 @pytest.mark.parametrize("meanwhile", [False, True], ids=["before", "meanwhile"])
-def test_sigterm_is_deferred_until_the_block_ends(meanwhile: bool) -> None:
+def test_sigterm_is_deferred_until_the_block_ends(meanwhile: bool, error: bool) -> None:
     """Spark closes the socket of a query's process, and then sends a signal. The process leaves the group in both
     cases.
     """
@@ -760,6 +761,7 @@ finally:
     with deferred_sigterm():
         {end if meanwhile else "pass"}
         print("left", flush=True)
+        {"raise OSError" if error else ""}
     print("Spark's clean-up", flush=True)
 """
     of_spark = {**os.environ, "PYTHON_WORKER_FACTORY_PORT": "1"}
