@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from sparklog.common.parsing import is_digits
 from sparklog.errors import BadRequest, shortened
@@ -39,6 +39,16 @@ class StreamOffset:
     ids: Mapping[str, str] = field(default_factory=dict)
     start: Positions | None = None
     initial: bool = False
+
+    def without(self, positions: Positions) -> StreamOffset:
+        """Return a copy without the partitions in `positions`."""
+        if not positions:
+            return self
+        remaining = {
+            topic: {p: offset for p, offset in offsets.items() if p not in positions.get(topic, {})}
+            for topic, offsets in self.positions.items()
+        }
+        return replace(self, positions=remaining)
 
     def to_json(self) -> OffsetJson:
         """Return the document that Spark stores and compares, in the form that `json.dumps` writes."""

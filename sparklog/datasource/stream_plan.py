@@ -105,6 +105,12 @@ class _Topics:
             self._bounds = {topic: self._subscriber.partitions(topic) for topic in self.existing}
         return self._bounds
 
+    def all_bounds(self, topic: str) -> Mapping[int, Bounds]:
+        """Return the bounds of all partitions of a topic, including partitions that the query does not read. The result
+        is empty if the topic does not exist.
+        """
+        return self._view.bounds(topic) if topic in self.bounds() else {}
+
     def ends(self) -> Offsets:
         """Return the end of each partition for the isolation level."""
         isolation = self._options.isolation
@@ -121,7 +127,7 @@ class _Topics:
         # The offsets were readable when they were planned, so the high watermark does not matter.
         end_of = last_stable_of if self._options.isolation == READ_COMMITTED else log_end_of
         for topic, offsets in stop.positions.items():
-            bounds = self.bounds().get(topic, {})
+            bounds = self.all_bounds(topic)
             if any(p not in bounds or end_of(bounds[p]) < offset for p, offset in offsets.items()):
                 return False
         return True
@@ -221,7 +227,7 @@ class StreamPlanner:
         if call == previous and self._target is None:
             self._idle_call = call
             return start
-        self._wait_for_checkpoint(checkpoint, self._topics.names)
+        self._wait_for_checkpoint(checkpoint.without(unread), self._topics.names)
         self._check_names(checkpoint)
         begin = self._begin(checkpoint, unread)
         available = self._available(begin)
@@ -260,7 +266,8 @@ class StreamPlanner:
         base, stop = StreamOffset.from_json(start), StreamOffset.from_json(end)
         if stop.start is not None:
             base = StreamOffset(stop.start, stop.ids)
-        self._unread(stop)  # raises an error if the micro-batch belongs to another query
+        # Repeat a micro-batch exactly, even if the query no longer reads some of the topics.
+        self._check_unread(stop)
         if not self._topics.contains(stop):
             self._topics.refresh_only(sorted(stop.positions))
             self._wait_for_planned_end(base, stop)
@@ -283,22 +290,28 @@ class StreamPlanner:
         self._names_checked = True
 
     def _unread(self, checkpoint: StreamOffset) -> Offsets:
-        """Return the offsets of a checkpoint that this query does not read, which are ignored.
+        """Return the offsets of a checkpoint that this query does not read. Warn that the query ignores the offsets.
+
+        Raises BadRequest as described in `_check_unread`.
+        """
+        unread = self._check_unread(checkpoint)
+        if unread:
+            self._loss.report(_unread_message(unread), "ignores them")
+        return unread
+
+    def _check_unread(self, checkpoint: StreamOffset) -> Offsets:
+        """Return the offsets of a checkpoint that this query does not read.
 
         Raises BadRequest if the checkpoint contains unread offsets, unless data loss is allowed and the query reads
         some of the offsets in the checkpoint. If the query does not read any of the offsets, the checkpoint belongs to
         another query.
         """
         unread = self._subscriber.others(checkpoint.positions)
-        if not unread:
-            return unread
-        what = f"The checkpoint contains offsets of {describe(unread)}, which this query does not read"
-        if self._loss.fail or unread == checkpoint.positions:
+        if unread and (self._loss.fail or unread == checkpoint.positions):
             raise BadRequest(
-                f"{what} ({self._subscriber}): give this query a separate checkpointLocation, or subscribe to "
-                "these topics again if the checkpoint belongs to this query"
+                f"{_unread_message(unread)} ({self._subscriber}): give this query a separate checkpointLocation, "
+                "or subscribe to these topics again if the checkpoint belongs to this query"
             )
-        self._loss.report(what, "ignores them")
         return unread
 
     def _wait_for(
@@ -312,17 +325,12 @@ class StreamPlanner:
         )
 
     def _wait_for_checkpoint(self, checkpoint: StreamOffset, topics: list[str]) -> None:
-        """Wait for the offsets of a checkpoint that this query reads.
+        """Wait for the offsets of a checkpoint.
 
         Raises Unavailable if the log still ends before these offsets after caches have expired, although the topic is
         the same.
         """
-        unread = self._subscriber.others(checkpoint.positions)
-        positions = {
-            topic: {p: offset for p, offset in offsets.items() if p not in unread.get(topic, {})}
-            for topic, offsets in checkpoint.positions.items()
-        }
-        hidden = self._wait_for(StreamOffset(positions, checkpoint.ids), topics)
+        hidden = self._wait_for(checkpoint, topics)
         # If the id of a topic is unknown, the topic may have been recreated. In this case, the caller reports data
         # loss.
         hidden = [(topic, partition) for topic, partition in hidden if topic in checkpoint.ids]
@@ -340,7 +348,7 @@ class StreamPlanner:
             return
         read: Offsets = {}
         for topic, offsets in stop.positions.items():
-            ends = {p: limits.log_end for p, limits in self._topics.bounds().get(topic, {}).items()}
+            ends = {p: limits.log_end for p, limits in self._topics.all_bounds(topic).items()}
             read[topic] = {p: end for p, end in offsets.items() if (base.get(topic, p) or 0) < end <= ends.get(p, -1)}
         hidden = self._wait_for(StreamOffset(read, stop.ids), topics, last_stable_of)
         if hidden:
@@ -411,13 +419,11 @@ class StreamPlanner:
         planned = stop.ids.get(topic)
         if not self._is_planned_topic(topic, planned):
             return []
-        bounds = self._topics.bounds()[topic]
+        bounds = self._topics.all_bounds(topic)
         is_same = base.ids.get(topic) in (None, planned)
         ranges = []
         for partition, end in sorted(stop.positions[topic].items()):
             limits = bounds.get(partition)
-            if limits is None and self._subscriber.others({topic: {partition: end}}):
-                continue
             if limits is None:
                 self._loss.report(f"Partition {partition} of topic {topic!r} no longer exists", "skips it")
                 continue
@@ -429,6 +435,10 @@ class StreamPlanner:
             if begin < end:
                 ranges.append(OffsetRange(topic, partition, begin, end))
         return ranges
+
+
+def _unread_message(unread: Offsets) -> str:
+    return f"The checkpoint contains offsets of {describe(unread)}, which this query does not read"
 
 
 def _adds_to(start: StreamOffset, result: StreamOffset, begin: Offsets) -> bool:

@@ -267,8 +267,51 @@ def test_a_topic_that_assign_no_longer_names_is_an_error_of_one_line() -> None:
     end = stored(source.latest(start, limited=True))
     with pytest.raises(BadRequest, match=r"contains offsets of u-0, which this query does not read \(assign: t-0\)"):
         planner(view, assign='{"t":[0]}').ranges(start, end)
-    lenient = planner(view, assign='{"t":[0]}', failOnDataLoss="false")
-    assert read(lenient.ranges(start, end)) == [("t", 0, 0, 5)]
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        ({"subscribe": "t,u"}, {"subscribe": "t"}),
+        ({"subscribePattern": "t|u"}, {"subscribePattern": "t"}),
+        ({"assign": '{"t":[0],"u":[0]}'}, {"assign": '{"t":[0]}'}),
+    ],
+    ids=["subscribe", "pattern", "assign"],
+)
+def test_a_repeated_micro_batch_contains_topics_that_are_no_longer_read(
+    before: dict[str, str], after: dict[str, str], caplog: pytest.LogCaptureFixture
+) -> None:
+    """As in Spark's Kafka source, the offsets in the checkpoint determine the records of a repeated micro-batch."""
+    view = view_of(t=5, u=5)
+    source = planner(view, **before)
+    start = source.initial()
+    end = stored(source.latest(start, limited=True))
+    planned = read(source.ranges(start, end))
+    assert planned == [("t", 0, 0, 5), ("u", 0, 0, 5)]
+    view.add("t", 1)
+    view.add("u", 1)
+    with pytest.raises(BadRequest, match="contains offsets of u-0, which this query does not read"):
+        planner(view, **after).ranges(start, end)
+    lenient = planner(view, **after, failOnDataLoss="false")
+    with caplog.at_level(logging.WARNING, "sparklog"):
+        assert read(lenient.ranges(start, end)) == planned
+        assert caplog.records == []
+        following = stored(lenient.latest(end, limited=True))
+    assert "offsets of u-0, which this query does not read; because failOnDataLoss=false, the query ignores them" in (
+        caplog.text
+    )
+    assert read(lenient.ranges(end, following)) == [("t", 0, 5, 6)]
+
+
+def test_a_repeated_micro_batch_waits_for_records_of_a_partition_that_is_no_longer_assigned() -> None:
+    view, time = view_of(t=5, u=5), Time()
+    source = planner(view, assign='{"t":[0],"u":[0]}')
+    start = source.initial()
+    end = stored(source.latest(start, limited=True))
+    hidden = view_of(t=5, u=3)
+    lenient = planner(hidden, time, assign='{"t":[0]}', failOnDataLoss="false")
+    with pytest.raises(Unavailable, match="The checkpoint is ahead of the log of u-0"):
+        lenient.ranges(start, end)
 
 
 def test_new_topics_are_found_when_metadata_is_old_and_begin_at_their_start() -> None:
