@@ -37,7 +37,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING
 
-from sparklog.serve.batch_commit import ReceivedBatch, Responses, commit_batches
+from sparklog.serve.batch_commit import INTERNAL_ERROR, ReceivedBatch, Responses, commit_batches
 from sparklog.serve.codes import Code, ProduceResponse
 from sparklog.serve.served_log import Runner, ServedLog
 
@@ -54,7 +54,6 @@ UNKNOWN_TOPICS = 4
 thousands of such topics, and the commits of other clients must not wait for all of them.
 """
 _LOG = logging.getLogger("sparklog.serve")
-INTERNAL_ERROR = ProduceResponse(Code.UNKNOWN_SERVER_ERROR)
 STOPPING = ProduceResponse(Code.NOT_LEADER_OR_FOLLOWER, message="the server is stopping; the batch was not written")
 
 

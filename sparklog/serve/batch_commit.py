@@ -7,6 +7,7 @@ a commit is unknown, the client retries, and the sequences in the log show which
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
@@ -34,6 +35,8 @@ if TYPE_CHECKING:
 
 MAX_ATTEMPTS = 8
 BASE_OFFSET_BYTES = 8
+INTERNAL_ERROR = ProduceResponse(Code.UNKNOWN_SERVER_ERROR)
+_LOG = logging.getLogger("sparklog.serve")
 _WRITTEN = (Code.NONE, Code.DUPLICATE_SEQUENCE_NUMBER)
 """Response codes for batches that are in the log."""
 
@@ -68,7 +71,7 @@ class CheckedBatches(NamedTuple):
 
 def commit_batches(log: TopicLog, batches: Sequence[ReceivedBatch], recent: RecentBatches | None = None) -> Responses:
     """Commit the valid batches, and return the response to each batch. The batches of each transaction are committed
-    separately.
+    separately, so that an error only affects the batches of one transaction.
 
     Committed batches without a transaction are added to `recent`.
     """
@@ -97,6 +100,8 @@ def _commit_transactional(log: TopicLog, batches: Sequence[ReceivedBatch], trans
         return {
             batch: ProduceResponse(known_code(code, "Produce", batch.api_version), message=message) for batch in batches
         }
+    except Exception:  # noqa: BLE001 - the other batches must be committed, or their responses returned
+        return _internal_errors(log, batches)
 
 
 def _commit_group(
@@ -124,6 +129,16 @@ def _commit_group(
         )
     except SparklogError as error:
         return dict.fromkeys(batches, ProduceResponse(code_of(error), message=str(error))) | responses
+    except Exception:  # noqa: BLE001 - the other batches must be committed, or their responses returned
+        return _internal_errors(log, batches) | responses
+
+
+def _internal_errors(log: TopicLog, batches: Sequence[ReceivedBatch]) -> Responses:
+    """Log the exception that is being handled, and return the responses to batches whose commit it may have
+    prevented.
+    """
+    _LOG.exception("internal error while appending to topic '%s'", log.topic)
+    return dict.fromkeys(batches, INTERNAL_ERROR)
 
 
 def _checked(log: TopicLog, target: AppendTarget, batches: Sequence[ReceivedBatch]) -> CheckedBatches:

@@ -20,7 +20,7 @@ from sparklog.limits import MAX_TRANSACTION_TIMEOUT_MS
 from sparklog.log.decisions.decision import BY_TIMEOUT, Decisions
 from sparklog.log.decisions.decision_log import DecisionLog
 from sparklog.log.topic.engine import TopicLog
-from sparklog.serve import server, transactions
+from sparklog.serve import batch_commit, server, transactions
 from sparklog.serve.apis.transactions import _matching
 from sparklog.serve.appends import Appends, TopicQueue
 from sparklog.serve.batch_commit import Responses
@@ -812,6 +812,55 @@ def test_a_failed_commit_removes_only_queues_of_unknown_topics(code: Code) -> No
             assert (await appends.add(name, 0, memoryview(batch_of([b"1"])), 7)).code is code
         await asyncio.sleep(0)
         assert list(appends._topics) == ["t"]
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("is_first", [True, False])
+def test_an_internal_error_in_a_transaction_does_not_affect_other_batches_of_the_commit(
+    monkeypatch: pytest.MonkeyPatch, is_first: bool
+) -> None:
+    def fail(*_: object) -> None:
+        raise OSError("broken")
+
+    monkeypatch.setattr(ClientTransaction, "open", fail)
+
+    async def run() -> None:
+        served = server.in_memory()
+        assert served.root is not None
+        served.root.create_topic("t")
+        appends, producer = Appends(served, asyncio.to_thread), ProducerEpoch(1, 0)
+        transaction = ClientTransaction(TransactionCoordinator(served.root), "job", producer)
+        part = memoryview(batch_of([b"part"], producer=(1, 0, 0), transactional=True))
+        sent = [(part, transaction), (memoryview(batch_of([b"plain"])), None)]
+        if not is_first:
+            sent.reverse()
+        responses = {data: appends.add("t", 0, data, 11, transaction) for data, transaction in sent}
+        codes = {data == part: (await response).code for data, response in responses.items()}
+        assert codes == {True: Code.UNKNOWN_SERVER_ERROR, False: Code.NONE}
+        assert values(served.root, "t") == [b"plain"]
+
+    asyncio.run(run())
+
+
+def test_an_internal_error_in_a_second_attempt_does_not_affect_committed_batches(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A duplicate of a batch in the same commit is validated again after the commit."""
+
+    def fail(*_: object) -> None:
+        raise OSError("broken")
+
+    monkeypatch.setattr(batch_commit, "_repeated", fail)
+
+    async def run() -> None:
+        served = server.in_memory()
+        assert served.root is not None
+        served.root.create_topic("t")
+        appends, batch = Appends(served, asyncio.to_thread), memoryview(batch_of([b"1"], producer=(1, 0, 0)))
+        responses = [appends.add("t", 0, batch, 11) for _ in range(2)]
+        assert [(await response).code for response in responses] == [Code.NONE, Code.UNKNOWN_SERVER_ERROR]
+        assert values(served.root, "t") == [b"1"]
 
     asyncio.run(run())
 
