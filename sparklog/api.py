@@ -1,7 +1,7 @@
-"""The functions of `import sparklog` that work on entire roots and directories: maintain, copy, import and export.
+"""The functions of `import sparklog` that maintain, copy, import and export entire roots and directories.
 
-Each function does the same as the command with the same name. If a Spark session is passed, Spark tasks read and write
-the files. Otherwise, this process does.
+Each function corresponds to the command with the same name. If a Spark session is passed, the files are read and
+written by Spark tasks. Otherwise, the files are read and written by this process.
 """
 
 from __future__ import annotations

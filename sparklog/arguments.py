@@ -46,7 +46,7 @@ def _is_list(value: object, accepts: Callable[[Any], bool]) -> bool:
 
 
 def _is_path(value: object) -> bool:
-    # For NUL, the system calls raise a Python error.
+    # Reject NUL, because system calls raise a Python error for paths that contain NUL.
     text = os.fspath(value) if isinstance(value, (str, os.PathLike)) else ""
     try:
         return isinstance(text, str) and text != "" and "\0" not in text and os.fsencode(text) is not None
@@ -81,7 +81,7 @@ POSITIONS = ValueType(
     "a mapping of topics to mappings of partitions to offsets",
     lambda value: _is_map(value, is_text, lambda rows: isinstance(rows, Mapping)),
 )
-"""Positions are checked together with their topic, so that an error can report the partition."""
+"""Positions by topic. They are checked together with the topic, so that an error can report the partition."""
 LATER_POSITIONS = ValueType(
     POSITIONS.valid, lambda value: _is_map(value, is_text, lambda rows: _is_map(rows, is_integer, _is_position))
 )
@@ -111,8 +111,8 @@ def checked(options: type | None = None, /, **kinds: ValueType) -> Callable[[Cal
     `kinds`.
 
     Args:
-        options: the `TypedDict` of the call's `**options` (`keyword_settings`). Its keys become arguments of the call,
-            and their types, defaults and descriptions are added to the docstring.
+        options: the `TypedDict` that describes the `**options` of the call (see `keyword_settings`). The keys become
+            arguments of the call, and the types, defaults and descriptions of the keys are added to the docstring.
         kinds: value types of other arguments.
     """
 

@@ -26,7 +26,7 @@ def one_line(text: str) -> str:
 
 
 def shortened(value: object, characters: int = 60) -> str:
-    """Return the `repr` of a value. If it is too long, return its start and an ellipsis.
+    """Return the `repr` of a value. If the `repr` is too long, return its start and an ellipsis.
 
     >>> shortened("y" * 5000, 4)
     "'yyyy…'"
@@ -40,7 +40,7 @@ def shortened(value: object, characters: int = 60) -> str:
 
 
 _in_shell = False
-"""True while a `sparklog` command runs. Its user needs advice in the form of commands instead of function calls."""
+"""True while a `sparklog` command runs. In this case, error messages recommend commands instead of function calls."""
 
 
 @contextmanager
@@ -90,7 +90,7 @@ class Conflict(SparklogError):
 
 
 class Fenced(SparklogError):
-    """A newer instance of this writer has taken over, the root was replaced, or the store lost commits.
+    """A newer instance of this writer has been started, the root was replaced, or the store lost commits.
 
     Stop the writer.
     """
@@ -101,7 +101,8 @@ class Fenced(SparklogError):
 class Corrupt(SparklogError):
     """Data does not match its format or checksum.
 
-    `file`, `position` (in bytes) and `offset` (in the log) specify the location of the damage, as far as it is known.
+    `file`, `position` (in bytes) and `offset` (in the log) specify the location of the damage, if the location is
+    known.
     """
 
     code = "SPARKLOG_CORRUPT"
@@ -137,7 +138,7 @@ class Unavailable(SparklogError, OSError):
 
 
 class Wakeup(SparklogError):
-    """Another thread called `wakeup` of a waiting consumer. Leave the loop of the consumer, and close the consumer."""
+    """Another thread called `wakeup` of a waiting consumer. Exit the poll loop, and close the consumer."""
 
     code = "SPARKLOG_WAKEUP"
 

@@ -44,16 +44,14 @@ class Limits:
     log.
     """
     cached_inline_bytes: int = 4 << 20
-    """Maximum size of these cached records."""
+    """Maximum size of the records that are cached after a read."""
     tail_commits: int = 4096
-    """Maximum number of commits that are retained in memory if a slice table is not loaded. After more commits, it is
-    loaded.
-    """
+    """Maximum number of commits that are retained in memory before the slice table is loaded."""
     decision_logs: int = 1_024
     """Maximum number of decision logs of a root that a process keeps open."""
     reused_ms: int = 3_600_000
-    """Period in which the next write without an id may reuse the id of the last write. It is far shorter than the week
-    for which the id is retained.
+    """Period in which the next write without an id may reuse the id of the last write. This period is far shorter than
+    the week for which the id is retained.
     """
 
     # Reads
@@ -65,10 +63,10 @@ class Limits:
     index_min_bytes: int = 1 << 20
     """Minimum size of a slice with an index. A partial read uses the index to find its start."""
     ahead_bytes: int = 32 << 20
-    """Maximum size of read-ahead, in flight and buffered, on stores where each request needs a round trip."""
+    """Maximum number of bytes that are read ahead (in flight and buffered) if each request requires a round trip."""
     first_ahead_bytes: int = 2 << 20
-    """Initial size of read-ahead, because many readers need only a few records. It grows by twice the number of
-    consumed bytes.
+    """Initial number of bytes that are read ahead. The number is small, because many readers read only a few records.
+    It increases by twice the number of consumed bytes.
     """
     fetch_bytes: int = 4 << 20
     """Approximate number of bytes that a consumer reads from a partition before it reads from the next partition."""
@@ -86,8 +84,8 @@ class Limits:
     load_bytes: int = 128 << 20
     """Maximum size of the inputs of a merge that are in memory at the same time."""
     request_bytes: int = 16 << 20
-    """Size of a request for adjacent inputs of a merge. On stores with round trips, the total size of all requests in
-    flight.
+    """Size of a request for adjacent inputs of a merge. If requests require a round trip, this is the total size of all
+    in-flight requests.
     """
     merge_bytes: int = 128 << 20
     """Size of the input of a merge work item, unless a single output is larger."""
@@ -100,8 +98,8 @@ class Limits:
     seal_bytes: int = 256 << 20
     """Size of the input of a sealing work item, unless a single segment is larger."""
     seal_slices: int = 100_000
-    """Maximum number of input slices of a sealing work item, unless a single segment has more. A task needs about 0.7
-    KB per slice.
+    """Maximum number of input slices of a sealing work item, unless a single segment has more slices. A task requires
+    about 0.7 KB per slice.
     """
     seal_partitions: int = 128
     """Maximum number of partitions of a sealing work item, because a file may be open for each partition."""
@@ -134,10 +132,10 @@ class Limits:
     verify_tries: int = 6
     """Number of attempts to read a log if objects are deleted during its verification."""
     backup_tries: int = 5
-    """Number of attempts to make a backup if its source loses files in the meantime."""
+    """Number of attempts to make a backup if files of the source are deleted during the backup."""
     many_unsealed: int = 300_000
-    """Number of unsealed slices of a topic above which writers warn, because the topic's state and checkpoints grow
-    with it.
+    """Number of unsealed slices of a topic above which writers log a warning, because the size of the topic's state and
+    checkpoints increases with the number of slices.
     """
     never_compacted_slices: int = 1_000
     """Number of unsealed slices above which `sparklog doctor` warns if a topic has never been merged or sealed."""

@@ -6,7 +6,7 @@ The rules, in order of precedence:
 2. A directory below a root is a topic directory.
 3. A directory with 20-digit `.log` files is a Kafka partition directory.
 4. A directory with partition directories `<name>-<n>` is a Kafka log directory.
-5. Any other path is not a log yet. Reads reject it, and writes create a root there.
+5. Any other path is not a log yet. Reads of the path are rejected, and writes create a root at the path.
 """
 
 from __future__ import annotations
@@ -36,7 +36,9 @@ KAFKA_PARTITION = "Kafka partition"
 NOTHING = "nothing"
 
 _SEALED_DIRECTORY = re.compile(r"\d{20}-[A-Za-z][A-Za-z0-9_-]*")
-"""Name of a directory of sealed segments in a topic directory. Its records can be read only as part of the topic."""
+"""Name of a directory of sealed segments in a topic directory. The records in the directory can be read only as part of
+the topic.
+"""
 
 
 @dataclass(frozen=True)
@@ -44,8 +46,9 @@ class Location:
     """The kind of a path.
 
     * `root`: the location of the root that contains the path, or the path itself
-    * `topic`: the topic of a topic directory, otherwise None
-    * `root_id_read`: the id of a root in a bucket, and the time when this process read it, which saves a later request
+    * `topic`: the topic if the path is a topic directory, otherwise None
+    * `root_id_read`: the id of a root in a bucket, and the time at which this process read the id, so that a later
+      request is not required
     """
 
     kind: str
@@ -59,7 +62,7 @@ class Location:
         return Location, (self.kind, self.path, self.root, self.topic)
 
     def last_read_of(self, root_id: str) -> ClockReading | None:
-        """Return the time when this process read that the root has this id, or None if it was not recent."""
+        """Return the time at which this process read the given root id, or None if the id was not read recently."""
         read_id, read_at = self.root_id_read or (None, None)
         return read_at if read_at and read_id == root_id and SYSTEM.now().is_soon_after(read_at) else None
 
@@ -93,9 +96,8 @@ def _is_local_root(directory: str) -> bool:
 
 
 def _resolve_url(url: str) -> Location:
-    """Determine the kind of a URL.
-
-    This takes one request for a root, two for a topic, and three or more for other paths.
+    """Determine the kind of a URL. One request is required for a root, two requests for a topic, and three or more
+    requests for other paths.
     """
     from sparklog.kafka.in_place.directory import bucket_layout
     from sparklog.kafka.in_place.files import file_path
@@ -122,8 +124,8 @@ def _resolve_url(url: str) -> Location:
 def _topic_at(name: str, is_directory: Callable[[], bool]) -> str | None:
     """Return the topic whose directory or name is the last part of a path, or None for sparklog's own directories.
 
-    If the directory of a topic has another name than the topic (`_schemas`), no directory has the topic's name. An
-    existing directory with that name therefore belongs to sparklog.
+    If the name of a topic's directory differs from the topic name (`_schemas`), the topic name is not used for a
+    directory. Therefore an existing directory with this name belongs to sparklog.
     """
     return folder_topic(name) or (name if is_topic_name(name) and not is_directory() else None)
 
@@ -139,9 +141,8 @@ def _has_files(directory: FilePath) -> bool:
 
 
 def _content(directory: FilePath, name: str) -> bytes | None:
-    """Return the contents of a file in a directory in a bucket, or None.
-
-    Only a read reports a bucket that does not exist.
+    """Return the contents of a file in a directory in a bucket, or None if the file does not exist. The file is read
+    instead of listed, because an error for a missing bucket is raised only by a read.
     """
     store, key = directory.child(name).as_object()
     try:
@@ -178,7 +179,8 @@ def open_view(
     `corrupt_records` and `on_skipped` are arguments of `KafkaView`. If `on_skipped` is None, a warning is logged for
     each skipped range.
 
-    Raises NotFound if there is no log, and BadRequest for the policy `truncate` on a root.
+    Raises NotFound if the location does not contain a log, and BadRequest if the policy is `truncate` and the location
+    is a root.
     """
     if location.kind in (ROOT, TOPIC):
         check_policy_of_root(corrupt_records, location.root)

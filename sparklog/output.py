@@ -47,8 +47,8 @@ def write_output(path: str, text: str, option: str) -> None:
     """Write a string to the file that an option specifies. `-` means stdout.
 
     A regular file is replaced atomically, so readers see either the old or the new contents. If several processes write
-    concurrently, the last writer wins. Links are followed, and devices and pipes are written to. Raises `BadRequest` if
-    the file cannot be written.
+    concurrently, the last writer wins. Symbolic links are followed, and data is written directly to devices and pipes.
+    Raises `BadRequest` if the file cannot be written.
     """
     if path == STANDARD_OUTPUT:
         write(text.encode())
@@ -115,7 +115,8 @@ def interrupted(error: KeyboardInterrupt) -> str:
 
 
 class StatusLine:
-    """The progress of a command. On a terminal, it is one line, which is first shown after two seconds.
+    """Shows the progress of a command. On a terminal, the progress is a single line, which is first shown after two
+    seconds.
 
     The progress is not shown if stderr is not a terminal, or if `quiet` is True. If the command is interrupted, the
     last line that it prints contains the latest progress.

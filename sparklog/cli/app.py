@@ -6,9 +6,10 @@
 | 1         | a sparklog error, printed as one line that ends with the error code                                     |
 | 2         | wrong usage, printed as one line                                                                        |
 | 3         | `sparklog get`: the key was deleted                                                                     |
-| 130       | interrupted, with a line that says which changes remain                                                 |
+| 130       | interrupted, with a line that describes the remaining changes                                           |
 
-If a command for all topics, groups or ids cannot read one of them, it prints a line with the error and continues.
+If a command for all topics, groups or transactional ids cannot read an item, it prints a line with the error and
+continues.
 """
 
 from __future__ import annotations
@@ -96,7 +97,9 @@ class SparklogGroup(Commands):
                 formatter.write_dl(rows)
 
     def get_command(self, ctx: Context, cmd_name: str) -> Command | None:
-        """Import the module of a command, or all modules for an unknown name, so that click can suggest a command."""
+        """Import the module of a command. If the name is unknown, import all modules, so that click can suggest a
+        command.
+        """
         for module in (MODULE_OF[cmd_name],) if cmd_name in MODULE_OF else dict.fromkeys(MODULE_OF.values()):
             commands: Commands = import_module(f"sparklog.cli.commands.{module}").app
             self.commands.update({module: commands} if commands.name else commands.commands)
@@ -155,7 +158,7 @@ class SparklogGroup(Commands):
         sys.exit(code if isinstance(code, int) else EXIT_OK)
 
     def invoke(self, ctx: Any) -> Any:
-        """Run the command to its end, or until the reader of its output closes the pipe."""
+        """Run the command until it ends or until the reader of its output closes the pipe."""
         try:
             result = super().invoke(ctx)
             sys.stdout.flush()

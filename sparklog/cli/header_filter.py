@@ -15,7 +15,7 @@ from sparklog.common.parsing import is_utf8
 
 @dataclass(frozen=True)
 class HeaderFilter:
-    """The headers that a record must have. If the value of a header is None, any value matches."""
+    """The headers that a record must contain. If the value of a header is None, any value matches."""
 
     required: tuple[tuple[str, bytes | None], ...]
 

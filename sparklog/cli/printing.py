@@ -1,6 +1,6 @@
 """Options for the format of printed records, and functions that print records."""
 
-# Do not import annotations from `__future__`: see `sparklog.console.options`.
+# Do not import annotations from `__future__` (see `sparklog.console.options`).
 
 import sys
 from collections.abc import Callable, Iterator

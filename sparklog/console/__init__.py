@@ -1,1 +1,1 @@
-"""The base of command-line programs: declared options, one-line errors, and equivalents of other tools' options."""
+"""The base of command-line programs: declared options, one-line errors, and equivalents of options of other tools."""

@@ -1,8 +1,8 @@
 """Commands and options of other tools, and their equivalents in sparklog.
 
-The tables are needed because a suggestion by edit distance can be wrong. For example, `serve --port` resembles
-`--metrics-port`, but means `--listen`. A name that is not in the tables is suggested only if it is nearly the same as
-the unknown name.
+The tables are required because a suggestion that is based on the edit distance can be wrong. For example, `serve
+--port` resembles `--metrics-port`, but means `--listen`. A name that is not in the tables is suggested only if it is
+nearly the same as the unknown name.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """Equivalents of the options of Kafka's tools and kcat, and the translation of their command lines.
 
-An option with the same name as in Kafka needs no entry. `docs/reference/kafka-words.md` is generated from these tables.
-If an option has equivalent arguments, the arguments replace the option before the command parses its options.
-Otherwise, a one-line usage error reports the command to use instead, or why there is no equivalent. For a kcat command
-line, the error reports the equivalent command.
+An option with the same name as in Kafka does not require an entry. `docs/reference/kafka-words.md` is generated from
+these tables. If an option has equivalent arguments, the arguments replace the option before the command parses its
+options. Otherwise, a one-line usage error reports the command to use instead, or why there is no equivalent. For a kcat
+command line, the error reports the equivalent command.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class Equivalent:
             backslashes, because the options of Kafka do not support escapes.
         reason: The error message if there is no equivalent. If the arguments are empty, the reason why the option has
             no effect.
-        value: Whether the option takes a value. A string is the default for a missing value.
+        value: True if the option has a value. A string is the default for a missing value.
     """
 
     arguments: str | Mapping[str, str] | None

@@ -41,7 +41,7 @@ KEYS = ("output", "root", "roots")
 
 @dataclass(frozen=True, slots=True)
 class UserSettings:
-    """The content of the settings file. All fields have their defaults if the file does not exist."""
+    """The contents of the settings file. If the file does not exist, all fields have their default values."""
 
     root: str | None = None
     output: str | None = None
@@ -74,8 +74,8 @@ def user_settings() -> UserSettings:
 
 
 def resolve_root_name(text: str) -> str:
-    """Return the location of a named root in the settings of the current command, or the text itself if there is no
-    such name.
+    """Return the location of a named root in the settings of the current command. If the settings do not contain the
+    name, return the text unchanged.
     """
     settings = get_current_context().obj
     return settings.roots.get(text, text) if isinstance(settings, UserSettings) else text
@@ -145,7 +145,9 @@ class OpenLocation:
         return self.selected(names) if names or self.topic is not None else []
 
     def each(self, names: Sequence[str] | None, read: Callable[[str], T]) -> list[T]:
-        """Call `read` for the topics with these names, or for all topics. In the latter case, collect the errors."""
+        """Call `read` for the topics with these names. If no names are given, call `read` for all topics and collect
+        the errors.
+        """
         if names or self.topic is not None:
             return [read(name) for name in self.selected(names)]
         results = []
@@ -158,7 +160,7 @@ class OpenLocation:
         return results
 
     def _is_deleted(self, name: str) -> bool:
-        """Return True if a listed topic was deleted in the meantime."""
+        """Return True if a topic was deleted after it was listed."""
         from sparklog.log.state.view import refresh_existing
 
         try:
@@ -183,9 +185,8 @@ class OpenLocation:
         return name
 
     def one_topic(self, name: str | None) -> str:
-        """Return the topic with this name, which need not exist, or the only topic.
-
-        If no name is given and there is not exactly one topic, raises a usage error that lists the topics.
+        """Return the topic with this name, which may not exist. If no name is given, return the only topic, or raise a
+        usage error that lists the topics if the number of topics is not one.
         """
         if name is None:
             names = self.topics()
@@ -225,7 +226,7 @@ def open_root(root: str, *, create: bool = False) -> Root:
 
 
 def open_directory_store(path: str) -> Store:
-    """Open the store of a directory, which need not exist. `~` is the home directory, as in `--root`."""
+    """Open the store of a directory, which may not exist. `~` is the home directory, as in `--root`."""
     from sparklog.opening import absolute
     from sparklog.storage import open_store
 

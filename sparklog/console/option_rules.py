@@ -4,13 +4,13 @@
     Option("--memory", excludes="LOCATION --backup", why="it serves an empty root", help=...)
     Option("--null-literal", may_be_blank=True, help=...)
 
-Rules refer to options such as `--cost`, or to arguments as displayed in the help, such as `LOCATION`. Only values on
-the command line exclude each other, because `SPARKLOG_ROOT` and the settings file apply to all commands. However, the
-values of the environment and the settings file also satisfy `needs`.
+Rules refer to options such as `--cost`, or to arguments as displayed in the help, such as `LOCATION`. The rule
+`excludes` considers only values on the command line, because `SPARKLOG_ROOT` and the settings file apply to all
+commands. The rule `needs` also considers the values in the environment and the settings file.
 
 An option with a single value must not be repeated. A value that is empty, or consists of blanks and commas, is an error
-unless the option may be blank. In a script, such a value is usually an unset variable, which must not select
-everything.
+unless the option may be blank. In a script, a blank value is usually an unset variable, which must not select all
+topics or partitions.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class Rule:
         excludes: The options and arguments that must not be given together with the option.
         needs: The options and arguments, at least one of which must be given together with the option.
         why: The reason, for error messages.
-        may_be_blank: Whether the value of the option may be blank.
+        may_be_blank: True if the value of the option may be blank.
     """
 
     excludes: tuple[str, ...] = ()

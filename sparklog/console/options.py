@@ -1,4 +1,5 @@
-"""Options that several commands and jobs share, with the same name, meaning and help text, and parsers of their values.
+"""Options that are shared by several commands and jobs, with the same name, meaning and help text, and the parsers of
+their values.
 
 Topics and partitions are selected by name, or by patterns as in Kafka's tools.
 """
@@ -257,7 +258,9 @@ def unescaped(text: str) -> bytes:
 
 
 def topic_names(texts: Sequence[str] | None) -> tuple[str, ...]:
-    """Return the topics of `TopicsOption`, which is empty for all topics. Raises `BadRequest` for an invalid name."""
+    """Return the topics of `TopicsOption`. The result is empty if all topics are selected. Raises `BadRequest` if a
+    name is invalid.
+    """
     from sparklog.log.journal.names import check_topic_name
 
     return tuple(check_topic_name(name) for name in comma_separated(texts))

@@ -8,7 +8,7 @@ repeated. A parameter without a default is required. A parameter whose type is a
 the class, which group related options.
 
 Shells complete the names of the topics, groups and configs of the root on the command line, or of the default root. If
-the names cannot be read, or not in time, there are no completions.
+the names cannot be read in time, the shell does not show completions.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from sparklog.console.option_rules import Rule, check, check_arguments
 from sparklog.console.terminal import Output, log_from
 
 SECONDS = 1.0
-"""The maximum number of seconds that a completion waits for a store."""
+"""The maximum time in seconds that a completion waits for a store."""
 
 
 Completer = Callable[[click.Context, click.Parameter, str], list[str]]
@@ -51,7 +51,7 @@ def _completer(list_names: Callable[[str], Iterable[str]]) -> Completer:
             with suppress(Exception):
                 names.extend(list_names(context.params.get("root") or ""))
 
-        # Do not print messages into the prompt.
+        # Do not print messages, because the shell would show them in the prompt.
         with redirect_stderr(StringIO()):
             thread = Thread(target=read, daemon=True)
             thread.start()
@@ -110,7 +110,7 @@ class Option:
             `sparklog.console.option_rules`).
         needs: The options, at least one of which must also be given, separated by spaces.
         why: The reason for `excludes` and `needs`, for error messages.
-        may_be_blank: Whether the value may be blank.
+        may_be_blank: True if the value may be blank.
         settings: Other arguments of `click.Option`, or of `click.Path` if the type is a path.
     """
 

@@ -2,7 +2,7 @@
 
 | behavior            | effect                                                                                    |
 |---------------------|-------------------------------------------------------------------------------------------|
-| late listings       | for some time, listings may omit new objects and contain deleted objects                 |
+| late listings       | for some time, listings may omit new objects and contain deleted objects                  |
 | whole seconds       | object times have no milliseconds, and the store's clock is up to two seconds behind      |
 | rate-limited writes | a create soon after another create of the same key may have no effect, and returns False  |
 |                     | or raises `Unavailable`                                                                   |

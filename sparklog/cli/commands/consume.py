@@ -165,7 +165,7 @@ class ReadRange:
         self.timeout_s = None if self.timeout_ms is None else self.timeout_ms / 1000
 
     def check(self, partition: int | None) -> None:
-        """Raise a usage error for contradictory options, before the root is opened."""
+        """Raise a usage error if options contradict each other. This check is done before the root is opened."""
         text = self.offset or "earliest"
         if text not in ("earliest", "latest") and not re.fullmatch("-?[0-9]{1,18}", text):
             hint = KCAT_OFFSETS.get(text, "")
@@ -266,7 +266,7 @@ def _print_of_group(member: Consumer, printer: Printer, follow: bool, timeout_s:
                 printer.print(iter(batches))
                 batches, last_seen = [], time.monotonic()
     except BrokenPipeError:
-        # It is unknown how many records the reader of the pipe has read, so the entire last batch is read again.
+        # The number of records that the reader of the pipe has read is unknown, so the entire last batch is read again.
         before = {}
         raise
     finally:
