@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 import multiprocessing
+import os
 import random
 import threading
 import time
+import weakref
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -21,6 +24,7 @@ from sparklog.format.checkpoint_files import TopicPartition
 from sparklog.groups.lag import Groups
 from sparklog.groups.membership import Membership
 from tests.support.consumers import ConsumerWorld, append, everything, settle, values
+from tests.support.forked import in_child
 from tests.support.records import rows
 from tests.support.seeds import CONSUMERS
 
@@ -499,6 +503,23 @@ def test_a_garbage_collected_consumer_stops_its_thread(local: str) -> None:
     consumer = sparklog.consumer(local, "g", topics="a", client_id="beats", heartbeat_interval_ms=20)
     assert [thread for thread in threading.enumerate() if thread.name == "beats"]
     del consumer
+
+
+def test_a_forked_process_drops_a_consumer_whose_heartbeat_thread_held_a_lock(local: str) -> None:
+    consumers = [sparklog.consumer(local, "g", topics="a", client_id="beats")]
+    member: Any = weakref.ref(consumers[0]._member)
+
+    def drop() -> None:
+        consumers.clear()
+        gc.collect()
+        assert member() is None
+
+    with member()._thread._stopped._cond:
+        if (child := os.fork()) == 0:
+            in_child(drop, seconds=20)
+        status = os.waitpid(child, 0)[1]
+    assert os.waitstatus_to_exitcode(status) == 0
+    consumers[0].close()
 
 
 def test_a_consumer_cannot_be_used_in_a_forked_process(local: str) -> None:

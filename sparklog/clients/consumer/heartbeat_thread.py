@@ -8,6 +8,7 @@ no heartbeat thread.
 from __future__ import annotations
 
 import logging
+import os
 import threading
 import weakref
 from typing import Protocol
@@ -32,9 +33,10 @@ class HeartbeatThread:
     def __init__(self, member: HasHeartbeat, name: str, every_s: float) -> None:
         self._member = weakref.ref(member)
         self._every_s = every_s
+        self._process = os.getpid()
         self._stopped = threading.Event()
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
-        finalizer = weakref.finalize(member, self._stopped.set)
+        finalizer = weakref.finalize(member, self.stop)
         # `_stop_all` stops the threads of the existing members at interpreter exit.
         finalizer.atexit = False
 
@@ -47,7 +49,9 @@ class HeartbeatThread:
 
     def stop(self) -> None:
         """Stop sending heartbeats. A heartbeat may still be in flight."""
-        self._stopped.set()
+        # In a forked child process, this call could hang, because the thread may have held the event's lock.
+        if self._process == os.getpid():
+            self._stopped.set()
 
     def join(self, timeout_s: float) -> None:
         """Wait for an in-flight heartbeat."""
