@@ -22,10 +22,11 @@ from sparklog.format.record_batch import LOG_APPEND_TIME_BIT, NO_PRODUCER_ID, NO
 from sparklog.log.journal.names import append_path
 from sparklog.log.state.commit import Txn
 from sparklog.log.state.slices import FileSlices
+from sparklog.log.state.topic_state import TopicState
 from sparklog.log.state.writer_runs import KafkaWriterKey, SequenceConflict, WriterEntry
 from sparklog.log.topic.engine import TopicLog
 from sparklog.log.write.append_output import inline_file, inline_file_bytes, write_file
-from sparklog.log.write.append_target import AppendTarget
+from sparklog.log.write.append_target import AppendOutcome, AppendTarget
 from sparklog.serve.batch_checks import ProducedBatch, checked_batch, next_number, writer_id
 from sparklog.serve.codes import FAILURES, Code, CodeError, ProduceResponse, code_of, known_code
 
@@ -57,6 +58,8 @@ class ReceivedBatch:
 
 
 Responses = dict[ReceivedBatch, ProduceResponse]
+AcceptedByPartition = Mapping[int, Mapping[ReceivedBatch, ProducedBatch]]
+"""The valid batches of a commit by partition, in the order of their offsets."""
 
 
 class CheckedBatches(NamedTuple):
@@ -120,8 +123,13 @@ def _commit_group(
             if is_optimistic and len(checked.accepted) < len(pending):
                 continue
             responses |= checked.responses
-            if checked.accepted:
-                responses |= _committed(log, target, checked, is_optimistic, txn, recent)
+            accepted = _by_partition(checked.accepted)
+            outcome = _append(log, target, accepted, checked.writers, txn, is_optimistic) if accepted else None
+            if outcome is not None:
+                state = log.state(refresh=False)
+                responses |= _responses(accepted, outcome, target, state)
+                if recent is not None:
+                    _cache(recent, accepted, outcome, target, state)
             if len(responses) == len(batches):
                 return responses
         raise Unavailable(
@@ -205,40 +213,61 @@ def _repeated(log: TopicLog, received: ReceivedBatch, batch: ProducedBatch, entr
     return ProduceResponse(Code.NONE, stored.base_offset, time_ms, log_start)
 
 
-def _committed(
+def _by_partition(accepted: Mapping[ReceivedBatch, ProducedBatch]) -> AcceptedByPartition:
+    by_partition: dict[int, dict[ReceivedBatch, ProducedBatch]] = {}
+    for received, produced in accepted.items():
+        by_partition.setdefault(received.partition, {})[received] = produced
+    return by_partition
+
+
+def _append(
     log: TopicLog,
     target: AppendTarget,
-    checked: CheckedBatches,
-    is_optimistic: bool,
+    accepted: AcceptedByPartition,
+    writers: tuple[KafkaWriterKey, ...],
     txn: Txn | None,
-    recent: RecentBatches | None,
-) -> Responses:
-    """Commit the valid batches and return their responses. If the batches must be validated again, no responses are
-    returned.
+    is_optimistic: bool,
+) -> AppendOutcome | None:
+    """Commit valid batches. Return None if the batches must be validated again, because the topic or the sequences of
+    a producer have changed.
     """
-    received: dict[int, list[ReceivedBatch]] = {}
-    for batch in checked.accepted:
-        received.setdefault(batch.partition, []).append(batch)
-    produced = {partition: [checked.accepted[batch] for batch in received[partition]] for partition in received}
-    file = _file(log, target, produced)
+    file = _file(log, target, {partition: list(batches.values()) for partition, batches in accepted.items()})
     try:
-        result = log.commit_append([file], target, txn=txn, kafka_writers=checked.writers, is_optimistic=is_optimistic)
+        return log.commit_append([file], target, txn=txn, kafka_writers=writers, is_optimistic=is_optimistic)
     except Conflict as error:
         if is_optimistic or isinstance(error, SequenceConflict):
-            return {}
+            return None
         raise
-    state = log.state(refresh=False)
-    starts, is_create_time = state.log_start, not target.configs.log_append_time
-    if recent is not None and is_create_time and state.version == result.version:
-        for partition, each in produced.items():
-            data = [(batch.data, batch.count) for batch in each]
-            recent.add(target.topic_id, partition, result.base[partition], state.leader_epoch, data)
-    time_ms = -1 if is_create_time else result.time_ms
-    return {
-        batch: ProduceResponse(Code.NONE, result.base[partition] + offset, time_ms, int(starts[partition]))
-        for partition, batches in received.items()
-        for batch, offset in zip(batches, _offsets(produced[partition]), strict=False)
-    }
+
+
+def _responses(
+    accepted: AcceptedByPartition, outcome: AppendOutcome, target: AppendTarget, state: TopicState
+) -> Responses:
+    """Return the responses to committed batches."""
+    time_ms = outcome.time_ms if target.configs.log_append_time else -1
+    responses = Responses()
+    for partition, batches in accepted.items():
+        offset, log_start = outcome.base[partition], int(state.log_start[partition])
+        for received, produced in batches.items():
+            responses[received] = ProduceResponse(Code.NONE, offset, time_ms, log_start)
+            offset += produced.count
+    return responses
+
+
+def _cache(
+    recent: RecentBatches,
+    accepted: AcceptedByPartition,
+    outcome: AppendOutcome,
+    target: AppendTarget,
+    state: TopicState,
+) -> None:
+    """Add committed batches to `recent`, unless the topic uses LogAppendTime."""
+    # The batches have the leader epoch of their commit, so they are only cached if the state is the state after it.
+    if target.configs.log_append_time or state.version != outcome.version:
+        return
+    for partition, batches in accepted.items():
+        data = [(batch.data, batch.count) for batch in batches.values()]
+        recent.add(target.topic_id, partition, outcome.base[partition], state.leader_epoch, data)
 
 
 def _offsets(batches: Sequence[ProducedBatch]) -> list[int]:
