@@ -216,7 +216,7 @@ def test_generated_source() -> None:
         == """\
 unpack_hi = Struct('>hi').unpack_from
 unpack_h = Struct('>h').unpack_from
-def read(data, p, errors):
+def read(data, p, errors, left):
     size = len(data)
     [id_1, n] = unpack_hi(data, p)
     p += 6
@@ -224,6 +224,9 @@ def read(data, p, errors):
         raise Corrupt(f'field names must not be null')
     if n > size - p:
         raise Corrupt(f'field names has {n} elements, but only {size - p} bytes remain')
+    left -= n
+    if left < 0:
+        raise Corrupt(f'the message has too many array elements or unknown fields')
     names_1 = []
     for _ in range(n):
         [n] = unpack_h(data, p)

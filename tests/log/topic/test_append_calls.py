@@ -14,7 +14,7 @@ from tests.support.counted_calls import counted_calls
 
 COMMITS = 32
 MAX_CALLS = 610
-"""The maximum number of Python and C function calls for a commit of a producer's records on a disk (3.11: 591).
+"""The maximum number of Python and C function calls for a commit of a producer's records on a disk (3.11: 605).
 
 On a busy host, if more than a second has passed since the previous commit, a commit also reads the next number.
 """
@@ -30,5 +30,6 @@ def test_a_commit_of_few_records_takes_few_calls(tmp_path: Path) -> None:
         with counted_calls("call", "c_call") as count:
             log.commit_append(files, target, kafka_writers=(key,), is_optimistic=True)
         counts.append(count[0])
-    # Embedded documents and occasional checkpoints are included.
-    assert sum(counts[-COMMITS:]) / COMMITS < MAX_CALLS
+    # Embedded documents and occasional checkpoints are included. The first commits import modules. Of the other two
+    # groups, at least one should not contain the additional reads of a busy host.
+    assert min(sum(counts[start : start + COMMITS]) for start in (COMMITS, 2 * COMMITS)) / COMMITS < MAX_CALLS
