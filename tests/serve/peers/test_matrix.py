@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +11,7 @@ import pytest
 
 from tests.kafka_tools import Missing
 from tests.serve.peers import matrix
-from tests.serve.peers.checks import CHECKS, Run, Target, values_of
+from tests.serve.peers.checks import CHECKS, Run, Target, assert_all_read, values_of
 from tests.serve.peers.matrix import PAGE, Result, Row, compared, page, stored, unexplained, with_row
 from tests.serve.peers.peer import Failed, Peer
 from tests.serve.peers.releases import CLIENTS, Client
@@ -112,6 +112,18 @@ def test_a_failing_client_is_a_difference(tmp_path: Path) -> None:
     assert set(found) == {"Values", "Static"}
     assert found["Static"] == Result("not supported", "no members")
     assert found["Values"].verdict == "differs"
+
+
+def test_checks_fail_without_records(tmp_path: Path) -> None:
+    target = Target("serve", FakePeer({}), tmp_path, {"read_committed": {("orders", 0): 3, ("orders", 1): 4}})
+    with ExitStack() as stack:
+        run = Run(starting(), "fake", target, stack)
+        assert run.existing("read_committed", "ord") == ([("orders", 0), ("orders", 1)], 7)
+        with pytest.raises(AssertionError, match="there is no topic books"):
+            run.existing("read_committed", "ord", "books")
+    assert_all_read([2, 0, 1, 1], 3)
+    with pytest.raises(AssertionError, match=r"records were not read: \[0, 2\]"):
+        assert_all_read([1], 3)
 
 
 def test_a_client_that_cannot_be_installed_was_not_run(tmp_path: Path) -> None:
