@@ -104,7 +104,7 @@ ACTIONS: Mapping[str, Mapping[str, Equivalent]] = {
         **{f"--{name}": Equivalent(name) for name in ("list", "describe", "delete", "delete-offsets")},
         "--reset-offsets": Equivalent("reset"),
         "--validate-regex": _none(
-            "sparklog uses Python's regular expressions instead of RE2; test with `sparklog consume --include REGEX`"
+            "sparklog's consumers use Python's regular expressions; test with `sparklog consume --include REGEX`"
         ),
     },
     "transactions": {
@@ -183,7 +183,9 @@ WORDS: Mapping[str, Mapping[str, Equivalent]] = {
     },
     "transactions list": {
         **_all("--broker-id --partition --topic", _unused("the command reads all topics")),
-        "--max-transaction-timeout": _unused("a transaction never blocks readers after its timeout"),
+        "--max-transaction-timeout": _unused(
+            "the list contains all open transactions, which the next commit aborts after their timeout"
+        ),
     },
     "transactions abort": _all(
         "--topic --partition --start-offset --producer-id --producer-epoch --coordinator-epoch",

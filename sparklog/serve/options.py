@@ -152,11 +152,25 @@ class ServeOptions:
         return encryption if self.users is None else f"SASL_{encryption}"
 
     def __post_init__(self) -> None:
-        """Raise `BadRequest` if other hosts can connect without TLS and `insecure` is False."""
+        """Raise `BadRequest` if other hosts can connect without TLS and `insecure` is False, or if no member could keep
+        the group's timeouts.
+        """
         if not (self.insecure or self.tls is not None or self.listen.is_loopback):
             raise BadRequest(
                 f"other hosts can connect to {self.listen} without encryption; listen on 127.0.0.1, set --tls-cert and"
                 " --tls-key, or set --insecure"
+            )
+        shortest, longest = self.session_timeouts_ms
+        if shortest > longest:
+            raise BadRequest(
+                f"group.min.session.timeout.ms {shortest} must not exceed group.max.session.timeout.ms {longest}; raise"
+                " the maximum or lower the minimum"
+            )
+        if self.consumer_heartbeat_ms >= self.consumer_session_ms:
+            raise BadRequest(
+                f"group.consumer.heartbeat.interval.ms {self.consumer_heartbeat_ms} must be less than"
+                f" group.consumer.session.timeout.ms {self.consumer_session_ms}; lower the interval or raise the"
+                " timeout"
             )
 
 

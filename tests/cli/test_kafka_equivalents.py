@@ -321,7 +321,7 @@ def test_options_without_effect_are_reported(sparklog: Sparklog, directory: Path
         ("topics --delete --topic 'or.*'", "found 'or.*': specify a regular expression with --pattern"),
         ("configs --describe --entity-type users", "--entity-type users: only topics and the root have configs"),
         ("configs --alter --user u", "--user: only topics and the root have configs"),
-        ("groups --validate-regex 'x'", "--validate-regex: sparklog uses Python's regular expressions"),
+        ("groups --validate-regex 'x'", "--validate-regex: sparklog's consumers use Python's regular expressions"),
         ("groups --delete --group a --group b", "expected one group, found a, b: run the command for each group"),
         ("groups --delete --all-groups", "--all-groups: specify one group; `sparklog groups list` lists all groups"),
         ("perf produce --topic t --num-records 1 --record-size 1 --producer-props bootstrap.servers=a:1",

@@ -56,6 +56,28 @@ def test_a_public_address_requires_an_option(tmp_path: Path) -> None:
     assert "--insecure" in result.stderr
 
 
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (
+            ("--group-min-session-timeout-ms", 60_000, "--group-max-session-timeout-ms", 10_000),
+            "group.min.session.timeout.ms 60000 must not exceed group.max.session.timeout.ms 10000",
+        ),
+        (
+            ("--group-consumer-session-timeout-ms", 5_000),
+            "group.consumer.heartbeat.interval.ms 5000 must be less than group.consumer.session.timeout.ms 5000",
+        ),
+    ],
+)
+def test_timeouts_that_no_member_can_keep_are_rejected(
+    tmp_path: Path, options: tuple[object, ...], message: str
+) -> None:
+    sparklog.open(tmp_path, create=True)
+    result = invoke(["serve", tmp_path, *options], {})
+    assert (result.exit_code, result.stderr.count("\n")) == (1, 1)
+    assert result.stderr.startswith(f"sparklog: {message}; ")
+
+
 def test_a_location_without_a_log_is_rejected(tmp_path: Path) -> None:
     result = invoke(["serve", tmp_path / "none"])
     assert (result.exit_code, "There is no log at" in result.stderr) == (1, True)

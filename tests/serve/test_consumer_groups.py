@@ -134,7 +134,7 @@ def test_members_of_three_protocols_share_a_group(
 
 def test_a_silent_member_is_removed(serve: Callable[..., Address], tmp_path: Path) -> None:
     topic_of(tmp_path)
-    one, two = (Client(serve(tmp_path, consumer_session_ms=500)) for _ in range(2))
+    one, two = (Client(serve(tmp_path, consumer_session_ms=500, consumer_heartbeat_ms=100)) for _ in range(2))
     two.wire, two.member = Wire(Address(*one.wire.socket.getpeername())), "b"
     one.send()
     assert one.assigned == set(range(PARTITIONS))
@@ -173,7 +173,7 @@ def test_a_member_continues_after_the_server_has_restarted(tmp_path: Path) -> No
 
 def test_a_member_that_moved_to_another_server_is_fenced_on_the_first(tmp_path: Path) -> None:
     topic_of(tmp_path)
-    options = ServeOptions(listen=Address("127.0.0.1", 0), consumer_session_ms=1_000)
+    options = ServeOptions(listen=Address("127.0.0.1", 0), consumer_session_ms=1_000, consumer_heartbeat_ms=100)
     with serving(str(tmp_path), options) as one, serving(str(tmp_path), options) as two:
         first, second = Client(one), Client(two)
         first.send()

@@ -427,7 +427,7 @@ def test_users_need_permission_for_a_transactional_id(
 def test_a_read_only_server_rejects_transactions(root: sparklog.Root, serve: Callable[..., Address]) -> None:
     wire = Wire(serve(root.location))
     client = _Steps(wire, "job")
-    assert client.init() == Code.CLUSTER_AUTHORIZATION_FAILED
+    assert client.init() == Code.TRANSACTIONAL_ID_AUTHORIZATION_FAILED
     client.producer = (7, 0)
     assert client.end(commit=True) == Code.TRANSACTIONAL_ID_AUTHORIZATION_FAILED
     assert client.produce("a", b"1") == Code.TOPIC_AUTHORIZATION_FAILED

@@ -49,9 +49,10 @@ END_TXN_V2, TXN_OFFSET_COMMIT_V2 = 5, 5
 
 async def init_producer_id(request: ServedRequest) -> Fields:
     services, fields = request.services, request.fields
-    if not services.options.writable:
-        return {"errorCode": Code.CLUSTER_AUTHORIZATION_FAILED, "producerId": -1, "producerEpoch": -1}
     name = fields["transactionalId"]
+    if not services.options.writable:
+        code = Code.CLUSTER_AUTHORIZATION_FAILED if name is None else Code.TRANSACTIONAL_ID_AUTHORIZATION_FAILED
+        return {"errorCode": code, "producerId": -1, "producerEpoch": -1}
     if (fields["producerId"] == NO_PRODUCER.producer_id) != (fields["producerEpoch"] == NO_PRODUCER.epoch):
         return {"errorCode": Code.INVALID_REQUEST, "producerId": -1, "producerEpoch": -1}
     if name is None:
