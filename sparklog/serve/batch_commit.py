@@ -28,7 +28,7 @@ from sparklog.log.topic.engine import TopicLog
 from sparklog.log.write.append_output import inline_file, inline_file_bytes, write_file
 from sparklog.log.write.append_target import AppendOutcome, AppendTarget
 from sparklog.serve.batch_checks import ProducedBatch, checked_batch, next_number, writer_id
-from sparklog.serve.codes import FAILURES, Code, CodeError, ProduceResponse, code_of, known_code
+from sparklog.serve.codes import DATA_CODES, FAILURES, Code, CodeError, ProduceResponse, code_of, known_code
 
 if TYPE_CHECKING:
     from sparklog.serve.recent_batches import RecentBatches
@@ -99,7 +99,7 @@ def _commit_transactional(log: TopicLog, batches: Sequence[ReceivedBatch], trans
             transaction.add_topic(txn, log)
         return responses
     except FAILURES as error:
-        code, message = code_of(error), str(error)
+        code, message = _code(log, error), str(error)
         return {
             batch: ProduceResponse(known_code(code, "Produce", batch.api_version), message=message) for batch in batches
         }
@@ -136,9 +136,13 @@ def _commit_group(
             f"producers write to topic '{log.topic}' through several servers at the same time; retry later"
         )
     except SparklogError as error:
-        return dict.fromkeys(batches, ProduceResponse(code_of(error), message=str(error))) | responses
+        return dict.fromkeys(batches, ProduceResponse(_code(log, error), message=str(error))) | responses
     except Exception:  # noqa: BLE001 - the other batches must be committed, or their responses returned
         return _internal_errors(log, batches) | responses
+
+
+def _code(log: TopicLog, error: SparklogError | CodeError) -> Code:
+    return code_of(error, DATA_CODES, f"cannot commit to topic '{log.topic}'")
 
 
 def _internal_errors(log: TopicLog, batches: Sequence[ReceivedBatch]) -> Responses:

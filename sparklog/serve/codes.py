@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import IntEnum
 
+from sparklog.common.warned import is_due_warning
 from sparklog.errors import BadRequest, Conflict, Corrupt, Fenced, NotFound, SparklogError, Unavailable
 from sparklog.kafka.messages.message_schema import Fields
+from sparklog.log.journal.clocks import SYSTEM
 
 MAX_MESSAGE_LENGTH = 8_000
+_LOG = logging.getLogger("sparklog.serve")
 
 
 class Code(IntEnum):
@@ -127,6 +131,7 @@ DATA_CODES: CodeTable = {
 }
 # Clients look up the coordinator and retry if a request to the store has failed.
 GROUP_CODES: CodeTable = {BadRequest: Code.INVALID_GROUP_ID, SparklogError: Code.COORDINATOR_NOT_AVAILABLE}
+CONSUMER_GROUP_CODES: CodeTable = {**GROUP_CODES, BadRequest: Code.INVALID_REQUEST}
 TRANSACTION_CODES: CodeTable = {
     BadRequest: Code.INVALID_REQUEST,
     NotFound: Code.UNKNOWN_TOPIC_OR_PARTITION,
@@ -147,10 +152,18 @@ class CodeError(Exception):
 FAILURES = (CodeError, SparklogError)
 
 
-def code_of(error: SparklogError | CodeError, codes: CodeTable = DATA_CODES) -> Code:
-    """Return the code of an error. Clients retry depending on the code."""
+def code_of(
+    error: SparklogError | CodeError, codes: CodeTable = DATA_CODES, problem: str = "cannot process a request"
+) -> Code:
+    """Return the code of an error. Clients retry depending on the code.
+
+    Also logs a warning about the `problem` if the store failed, because clients only show the code. The warning is
+    repeated every minute.
+    """
     if isinstance(error, CodeError):
         return error.code
+    if isinstance(error, Unavailable) and is_due_warning(problem, now_ms=SYSTEM.boot_ms()):
+        _LOG.warning("%s: %s", problem, error)
     return next(code for kind, code in codes.items() if isinstance(error, kind))
 
 

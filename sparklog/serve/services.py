@@ -188,6 +188,8 @@ class Services:
         limits = options.limits
         self.log = log
         self.options = options
+        self.has_writable_groups = log.root is not None and log.root.store.writable
+        """False if the location was read-only when the server started, so that groups cannot have new members."""
         self.peers = Peers(options.advertise or (options.listen,), is_encrypted=options.tls is not None)
         self.memory = RequestMemory(limits.waiting_request_bytes)
         self.logins = Logins(limits)

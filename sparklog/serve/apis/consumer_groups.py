@@ -10,14 +10,13 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Collection
 
-from sparklog.errors import BadRequest
 from sparklog.groups.assignors import SERVER_ASSIGNORS
 from sparklog.groups.group import CONSUMER, RECONCILING, STABLE, GroupDescription
 from sparklog.groups.group_members import GroupMember, Partitions, by_topic, group_assignor
 from sparklog.kafka.messages.message_schema import Fields
 from sparklog.serve.apis.groups import check_texts, coordinator_of
 from sparklog.serve.authorized_operations import group_operations
-from sparklog.serve.codes import FAILURES, Code, CodeError, code_of
+from sparklog.serve.codes import CONSUMER_GROUP_CODES, FAILURES, Code, CodeError, code_of
 from sparklog.serve.consumer_members import (
     JOIN_EPOCH,
     LEAVE_EPOCH,
@@ -54,7 +53,7 @@ async def consumer_group_heartbeat(request: ServedRequest) -> Fields:
         assert client.member is not None
         assignment = await _assignment(request, client.member.assigned)
     except FAILURES as error:
-        return {"errorCode": _code(error), "errorMessage": str(error)}
+        return {"errorCode": code_of(error, CONSUMER_GROUP_CODES), "errorMessage": str(error)}
     response: Fields = {
         "memberId": client.id,
         "memberEpoch": client.member.epoch,
@@ -64,12 +63,6 @@ async def consumer_group_heartbeat(request: ServedRequest) -> Fields:
         response["assignment"] = {"topicPartitions": assignment}
         client.assignment = assignment
     return response
-
-
-def _code(error: Exception) -> Code:
-    if isinstance(error, CodeError):
-        return error.code
-    return Code.INVALID_REQUEST if isinstance(error, BadRequest) else Code.COORDINATOR_NOT_AVAILABLE
 
 
 def _check_fields(request: ServedRequest) -> None:

@@ -67,11 +67,12 @@ def check_texts(request: ServedRequest, *values: str | None) -> None:
 
 def coordinator_of(request: ServedRequest, group: str, *, reading: bool = False) -> Coordinator:
     """Return the coordinator. Raises the same exceptions as `check_group`. Also raises `CodeError` if groups do not
-    have journals, or if `reading` is False and journals cannot be written.
+    have journals, or if `reading` is False and the location was read-only when the server started. If the location
+    became read-only later, requests fail when they write to the journal, and clients retry.
     """
     check_group(request, group)
     coordinator = request.services.coordinator
-    if coordinator is None or not (reading or coordinator.root.store.writable):
+    if coordinator is None or not (reading or request.services.has_writable_groups):
         raise CodeError(Code.GROUP_AUTHORIZATION_FAILED)
     return coordinator
 
