@@ -292,21 +292,31 @@ def _with_members(
 ) -> GroupState:
     """Return the state of the next generation, with these members.
 
-    If the group becomes empty, its generation does not change.
+    The assignor runs unless the members, their subscriptions and the topics are unchanged. If the group becomes empty,
+    its generation does not change.
     """
     counts = subscribed_partitions(members, {**state.partitions, **partitions})
     number = state.number + 1
+    # As in Kafka, all members keep their partitions if a static member restarts. The assignor could move partitions,
+    # because its result depends on the member ids.
+    keeps = counts == state.partitions and set(map(_subscription, members)) == set(map(_subscription, state.members))
     after = replace(
         state,
         op=op,
         generation=_next_generation(state) if members else state.generation,
         partitions=counts,
-        members=rebalanced(members, counts),
+        members=assign_free_partitions(members) if keeps else rebalanced(members, counts),
         session_timeout_ms=max((item.session_timeout_ms for item in members), default=state.session_timeout_ms),
         active=number if members else None,
         touched=number,
     )
     return _with_features(after)
+
+
+def _subscription(member: GroupMember) -> tuple[object, ...]:
+    """Return the assignor's input and result for a member. A static member is identified by its instance id."""
+    identity = (member.instance_id, member.id if member.instance_id is None else None)
+    return identity, member.consumer is None, member.assignors, member.topics, member.target
 
 
 def _with_features(state: GroupState) -> GroupState:

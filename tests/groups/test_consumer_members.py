@@ -104,6 +104,34 @@ def test_a_static_member_is_replaced_only_after_it_has_left() -> None:
     assert owned(joined(member("two", instance_id="i"), state=state)) == {"two": [0, 1, 2, 3]}
 
 
+def test_a_static_member_that_restarts_does_not_move_partitions() -> None:
+    """With the new member id, `uniform` would assign the extra partition to the other member."""
+    topics = {"a": 3}
+    state = after(steps.join(GroupState("g"), [consumer("one", instance_id="i")], topics, {}))
+    state = after(steps.join(state, [consumer("two")], topics, {}))
+    state = after(steps.revoke(state, metadata(state, "one"), state.members[0].revoked, 1))
+    assert owned(state) == {"one": [0, 1], "two": [2]}
+    left = after(steps.leave_temporarily(state, metadata(state, "one")))
+    restarted = consumer("three", instance_id="i")
+    returned = after(steps.join(left, [restarted], topics, {}))
+    assert owned(returned) == targets(returned) == {"three": [0, 1], "two": [2]}
+    # The assignor runs if the subscription or the number of partitions has changed.
+    other = replace(restarted, topics=("b",))
+    assert targets(steps.join(left, [other], topics, {})) == {"three": [], "two": [0, 1, 2]}
+    assert sorted(map(len, targets(steps.join(left, [restarted], FOUR, {})).values())) == [2, 2]
+
+
+def test_a_static_member_that_restarts_during_a_rebalance_still_awaits_its_partitions() -> None:
+    topics = {"a": 5}
+    state = after(steps.join(GroupState("g"), [consumer("one")], topics, {}))
+    state = after(steps.join(state, [consumer("two", instance_id="i")], topics, {}))
+    before = targets(state)
+    left = after(steps.leave_temporarily(state, metadata(state, "two")))
+    returned = after(steps.join(left, [consumer("six", instance_id="i")], topics, {}))
+    assert targets(returned) == {"one": before["one"], "six": before["two"]}
+    assert owned(returned) == {"one": [0, 1, 2, 3, 4], "six": []}
+
+
 def test_a_member_that_leaves_temporarily_releases_what_it_must_revoke() -> None:
     state = joined(consumer("one", instance_id="i"), consumer("two"))
     left = steps.leave_temporarily(state, metadata(state, "one"))

@@ -296,6 +296,17 @@ def a_static_member_returns_after_a_rebalance(group: ConsumerGroup) -> Answer:
 
 
 @script
+def a_static_member_restarts_with_another_id(group: ConsumerGroup) -> Answer:
+    """All members keep their partitions, although `uniform` would assign them differently with the new id."""
+    one, two = {"u": [0]}, {"u": [1]}
+    steps = [group.join("a", topics=["u"], instanceId="i"), group.heartbeat("a", {"u": range(2)})]
+    steps += [group.join("b", topics=["u"]), group.heartbeat("a"), group.heartbeat("a", one), group.heartbeat("b")]
+    steps += [group.join("c", topics=["u"]), group.heartbeat("a", one), group.heartbeat("b", two), group.heartbeat("c")]
+    steps += [group.heartbeat("a", epoch=RETURNS, instanceId="i"), group.join("d", topics=["u"], instanceId="i")]
+    return [*steps, group.heartbeat("b", two), group.heartbeat("c"), group.heartbeat("d", one), group.described()]
+
+
+@script
 def commits(group: ConsumerGroup) -> Answer:
     steps = [group.commit("a", 1), group.commit("", -1), group.committed("a", 1), group.committed(None, -1)]
     steps += [group.join("a"), group.heartbeat("a", range(6))]
@@ -410,6 +421,11 @@ DIFFERENT_STEPS: dict[str, dict[int, Answer]] = {
     "consumers: a static member that joins again": {
         2: ["NONE", "same", {"t": [0, 1, 2, 3, 4, 5]}],
         4: ["NONE", "higher", {"t": [0, 1, 2, 3, 4, 5]}],
+    },
+    # The assignment does not change, but the other members continue with the new generation.
+    "consumers: a static member restarts with another id": {
+        12: ["NONE", "higher", None],
+        13: ["NONE", "higher", None],
     },
     # A static member that leaves temporarily releases the partitions that it must revoke.
     "consumers: a static member returns after a rebalance": {
