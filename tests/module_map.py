@@ -29,11 +29,6 @@ INDIRECT: Mapping[str, tuple[str, ...]] = {
     ),
     "sparklog/cli/commands/kafka_logs.py": ("tests/cli/test_import.py", "tests/cli/test_export.py"),
     "sparklog/cli/commands/storage.py": ("tests/cli/test_log_dirs.py", "tests/cli/test_delete_records.py"),
-    "sparklog/common/warned.py": (
-        "tests/cli/test_expiring.py",
-        "tests/datasource/test_wrong_input.py",
-        "tests/log/read/test_sealed_seeks.py",
-    ),
     "sparklog/datasource/offsets.py": ("tests/datasource/test_stream_plan.py",),
     "sparklog/format/avro.py": ("tests/format/test_values.py", "tests/cli/test_values.py"),
     "sparklog/format/legacy/legacy_kernels.py": ("tests/format/test_legacy.py",),
