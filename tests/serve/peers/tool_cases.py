@@ -182,7 +182,7 @@ TOOL_CASES = [
     ToolCase("kafka-console-producer", "--bootstrap-server SERVER --topic made", NO_OUTPUT, stdin="a\nb\n"),
     *_cases(
         "kafka-consumer-groups",
-        ("--list", "g\n"),
+        ("--list", r"(?m)^g$"),
         ("--list --state", r"g +Empty"),
         ("--list --type", r"g +Classic"),
         ("--describe --group g", r"g +t +0 +1 +2 +1 "),
