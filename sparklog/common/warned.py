@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Hashable
 
 REPEAT_MS = 60_000
@@ -11,7 +10,6 @@ MAX_REPEATED = 10
 _subjects: set[tuple[Hashable, ...]] = set()
 _repeated: dict[tuple[Hashable, ...], int] = {}
 """The subjects of the repeated warnings in the last `REPEAT_MS`, and the times of these warnings."""
-_lock = threading.Lock()
 
 
 def is_first_warning(*subject: Hashable) -> bool:
@@ -32,13 +30,14 @@ def is_due_warning(*subject: Hashable, now_ms: int) -> bool:
     A warning is due once per subject in `REPEAT_MS`, as long as fewer than `MAX_REPEATED` warnings were logged in
     this time.
     """
-    with _lock:
-        for logged in [key for key, time_ms in _repeated.items() if now_ms - time_ms >= REPEAT_MS]:
-            del _repeated[logged]
-        if subject in _repeated or len(_repeated) >= MAX_REPEATED:
-            return False
-        _repeated[subject] = now_ms
-        return True
+    # A copy, because other threads may record warnings at the same time. At worst, they log a warning twice.
+    for logged, time_ms in list(_repeated.items()):
+        if now_ms - time_ms >= REPEAT_MS:
+            _repeated.pop(logged, None)
+    if subject in _repeated or len(_repeated) >= MAX_REPEATED:
+        return False
+    _repeated[subject] = now_ms
+    return True
 
 
 def forget_warnings() -> None:

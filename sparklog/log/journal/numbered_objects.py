@@ -425,7 +425,7 @@ class NumberedObjects:
         while True:
             is_over, failure = hidden is not None and hidden.is_over(), ""
             try:
-                previous = self._read_previous(number, ref, check_listing=is_over or self.is_remote)
+                previous = self._read_previous(number, ref, check_listing=is_over)
             except Unavailable as error:
                 previous, failure = _Previous.UNCLEAR, str(error)
             if previous is _Previous.EXPECTED:
@@ -450,8 +450,9 @@ class NumberedObjects:
             self.env.pause(differing or hidden.tries)
 
     def _read_previous(self, number: int, ref: EntryRef, *, check_listing: bool) -> _Previous:
-        """Read an expected object before `number` once. If it cannot be read and `check_listing` is true, list the
-        journal.
+        """Read an expected object before `number` once.
+
+        If the object cannot be read, a remote journal is listed. A local journal is listed if `check_listing` is true.
         """
         earlier, crc = ref
         data = self.read(earlier)
@@ -466,7 +467,7 @@ class NumberedObjects:
             except Corrupt:
                 return _Previous.CORRUPT
             return _Previous.DIFFERENT
-        if check_listing:
+        if check_listing or self.is_remote:
             listed = self.listed(-1)
             # A client adds objects that it creates to its cached listing, so the listing may be too old to contain the
             # previous object. The object may also have been created between the read and the listing.
