@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise
 
 from sparklog.format.checkpoint_files import TopicPartition
 from sparklog.groups.classic_member import ClassicMember
 from sparklog.groups.consumer_member import ConsumerGroupMember
 from sparklog.groups.group import Group
-from sparklog.groups.group_members import ConsumerProtocol, GroupMember
+from sparklog.groups.group_members import ConsumerProtocol, GroupMember, Partitions
 from sparklog.groups.group_state import GROUPS, GroupState, Row, TopicOffsets
-from sparklog.groups.membership import JoinRequest
+from sparklog.groups.membership import JoinRequest, Membership
 from sparklog.testing.faulty_store import Decide
 from tests.groups.simulation.actors import (
     GROUP,
@@ -111,6 +111,21 @@ class GroupRun(MembersRun):
             expect(commit in steps, f"{commit} was acknowledged, and another commit took its place")
 
 
+def rebalance(one: Membership, two: ClassicMember, reading: Partitions, counts: Mapping[str, int]) -> Partitions:
+    """Let a member of the root and a client of the classic protocol take one step of a rebalance.
+
+    Return the partitions that the client reads.
+    """
+    one.refresh()
+    if one.revoking():
+        one.revoke()
+    two.membership.refresh()
+    if not two.must_rejoin():
+        return reading
+    two.rejoin(TOPICS, SHARED_ASSIGNORS[0], frozenset(), counts)
+    return two.sync(two.generation)
+
+
 class MixedRun(GroupRun):
     """Members of the root and clients of one or two servers, in one group."""
 
@@ -147,13 +162,7 @@ class MixedRun(GroupRun):
         two = ClassicMember(group.share_as([request.member("last client", "host")], counts)[0])
         reading = two.sync(two.generation)
         for _ in range(4):
-            one.refresh()
-            if one.revoking():
-                one.revoke()
-            two.membership.refresh()
-            if two.must_rejoin():
-                two.rejoin(TOPICS, request.assignors, frozenset(), counts)
-                reading = two.sync(two.generation)
+            reading = rebalance(one, two, reading, counts)
         everything = {(topic, partition) for topic, n in counts.items() for partition in range(n)}
         shares = one.assigned(), reading
         expect(one.is_stable() and not two.must_rejoin(), f"members wait for ever: {one.state.members}")
@@ -180,9 +189,9 @@ class ConsumersRun(MixedRun):
         if source.random() < 0.6:
             super().draw_members(decide, skews)
 
-    def judge(self) -> None:
+    def check_result(self) -> None:
         """Also check that three members of different protocols get their partitions within a few rounds."""
-        super().judge()
+        super().check_result()
         root = self.outsider("third judge")
         self.world.now_ms += 100 * SESSION_MS
         counts, group = partitions_of(root, TOPICS), Group(root, GROUP)
@@ -196,13 +205,7 @@ class ConsumersRun(MixedRun):
         )
         reading, owned, epoch = two.sync(two.generation), three.respond(0), three.epoch
         for _ in range(6):
-            one.refresh()
-            if one.revoking():
-                one.revoke()
-            two.membership.refresh()
-            if two.must_rejoin():
-                two.rejoin(TOPICS, request.assignors, frozenset(), counts)
-                reading = two.sync(two.generation)
+            reading = rebalance(one, two, reading, counts)
             three.membership.refresh()
             three.check_epoch(epoch, owned)
             if three.may_release(owned):
