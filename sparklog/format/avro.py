@@ -65,6 +65,9 @@ class AvroFormat(ValueFormat):
         rows = [None if cell is None else self._read(cell, resolve=True) for cell in column.to_pylist()]
         return pa.array(rows, arrow_type(self.schema) if kind is None else kind)
 
+    def arrow_type(self) -> pa.DataType:
+        return arrow_type(self.schema)
+
     def _encode(self, column: pa.Array) -> pa.Array:
         rows = column.to_pylist(maps_as_pydicts="strict") if _has_maps(column.type) else column.to_pylist()
         return bytes_array([None if row is None else self._write(row) for row in rows])

@@ -6,6 +6,9 @@ A `ValueFormat` has four conversions, each from one column to another column of 
     decode: bytes -> values     for programs that read      show: bytes -> text     for commands that print
     encode: values -> bytes     for programs that write     parse: text -> bytes    for commands that read input
 
+`decode_valid` is `decode` for programs that continue after invalid rows, which become null. `arrow_type` is the type of
+the values.
+
 | format                               | bytes                              | values         | text             |
 |--------------------------------------|------------------------------------|----------------|------------------|
 | string                               | UTF-8 (StringSerializer)           | string         | as it is         |
@@ -22,7 +25,7 @@ from __future__ import annotations
 
 import base64
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import numpy as np
@@ -59,6 +62,17 @@ class ValueFormat:
     def decode(self, column: pa.Array, row_name: RowName = numbered_row, kind: pa.DataType | None = None) -> pa.Array:
         """Return the values of a binary column. If `kind` is given, it is the Arrow type of the result."""
         return apply_step(lambda part: self._decode(_binary(part), kind), column, row_name, self.bytes_name)
+
+    def decode_valid(self, column: pa.Array, kind: pa.DataType | None = None) -> tuple[pa.Array, dict[int, str]]:
+        """Return the values of a binary column with null for each invalid row, and the reason for each invalid row.
+
+        Rows that are null in the column are valid. Errors that do not depend on a row are raised as in `decode`.
+        """
+        return valid_step(lambda part: self._decode(_binary(part), kind), column, self.bytes_name)
+
+    def arrow_type(self) -> pa.DataType | None:
+        """Return the type of the values that `decode` returns, or None if the type depends on the values."""
+        return pa.string()
 
     def encode(self, column: pa.Array, row_name: RowName = numbered_row) -> pa.Array:
         """Return the encoded values as a binary column."""
@@ -99,9 +113,9 @@ def apply_step(step: Step, column: pa.Array | pa.ChunkedArray, row_name: RowName
         return pa.chunked_array(parts)
     try:
         return step(column)
+    except BadRequest:
+        raise
     except (ValueError, TypeError, pa.ArrowException) as error:
-        if isinstance(error, BadRequest):
-            raise
         message = " ".join(str(error).split())
     low, high = 0, len(column)
     while high - low > 1:
@@ -110,7 +124,58 @@ def apply_step(step: Step, column: pa.Array | pa.ChunkedArray, row_name: RowName
     reason = _failure(step, column.slice(low, 1))
     if reason is None:
         raise BadRequest(f"{row_name(0)} and later rows: expected {expected}, all of one type: {message[:200]}")
-    raise BadRequest(f"{row_name(low)}: expected {expected}, found {_describe_value(column, low)}{reason}")
+    raise BadRequest(f"{row_name(low)}: {_expectation(column, low, expected, reason)}")
+
+
+def valid_step(step: Step, column: pa.Array | pa.ChunkedArray, expected: str) -> tuple[pa.Array, dict[int, str]]:
+    """Apply a function to the valid rows of a column. Return the results, and the reason for each invalid row.
+
+    The function is applied once to a column without invalid rows. Otherwise, the invalid rows are found by bisection.
+    """
+    if isinstance(column, pa.ChunkedArray):
+        first, parts = 0, []
+        reasons: dict[int, str] = {}
+        for chunk in column.chunks or [pa.nulls(0, column.type)]:
+            values, invalid = valid_step(step, chunk, expected)
+            reasons |= {first + row: reason for row, reason in invalid.items()}
+            parts.append(values)
+            first += len(chunk)
+        return pa.chunked_array(parts), reasons
+    try:
+        return step(column), {}
+    except BadRequest:
+        raise
+    except (ValueError, TypeError, pa.ArrowException):
+        reasons = invalid_rows(step, column, expected)
+    return apply_step(step, without_rows(column, reasons), numbered_row, expected), reasons
+
+
+def invalid_rows(step: Step, column: pa.Array, expected: str) -> dict[int, str]:
+    """Return the reason for each row of a column for which a function fails."""
+    reasons, ranges = {}, [(0, len(column))]
+    while ranges:
+        low, high = ranges.pop()
+        if low == high or (reason := _failure(step, column.slice(low, high - low))) is None:
+            continue
+        if high - low == 1:
+            reasons[low] = _expectation(column, low, expected, reason)
+        else:
+            middle = (low + high) // 2
+            ranges += [(middle, high), (low, middle)]
+    return reasons
+
+
+def without_rows(column: pa.Array, rows: Iterable[int]) -> pa.Array:
+    """Return a column with null in some rows."""
+    is_valid = np.ones(len(column), np.bool_)
+    is_valid[list(rows)] = False
+    bits = pa.py_buffer(np.packbits(is_valid, bitorder="little"))
+    mask = pa.Array.from_buffers(pa.bool_(), len(column), [None, bits])
+    return pc.if_else(mask, column, pa.nulls(1, column.type)[0])
+
+
+def _expectation(column: pa.Array, row: int, expected: str, reason: str) -> str:
+    return f"expected {expected}, found {_describe_value(column, row)}{reason}"
 
 
 def _names_after(first: int, row_name: RowName) -> RowName:
@@ -124,6 +189,8 @@ def _failure(step: Step, column: pa.Array) -> str | None:
     """
     try:
         step(column)
+    except BadRequest:
+        raise
     except (ValueError, TypeError, pa.ArrowException) as error:
         is_omitted = isinstance(error, pa.ArrowException) or not str(error)
         return "" if is_omitted else f" ({' '.join(str(error).split())[:200]})"
@@ -189,6 +256,9 @@ class NumberFormat(ValueFormat):
         values[valid] = cells.view(self.layout)
         return _cast(fixed_array(values, self.kind, valid), kind)
 
+    def arrow_type(self) -> pa.DataType | None:
+        return self.kind
+
     def _encode(self, column: pa.Array) -> pa.Array:
         numbers = column.cast(self.kind)
         valid = valid_rows(numbers)
@@ -239,6 +309,15 @@ class JsonFormat(ValueFormat):
         if kind is None and isinstance(column, pa.ChunkedArray):
             return pa.chunked_array([self.decode(column.combine_chunks(), row_name)])
         return super().decode(column, row_name, kind)
+
+    def decode_valid(self, column: pa.Array, kind: pa.DataType | None = None) -> tuple[pa.Array, dict[int, str]]:
+        if kind is None and isinstance(column, pa.ChunkedArray):
+            values, reasons = super().decode_valid(column.combine_chunks())
+            return pa.chunked_array([values]), reasons
+        return super().decode_valid(column, kind)
+
+    def arrow_type(self) -> pa.DataType | None:
+        return None
 
     def _decode(self, column: pa.Array, kind: pa.DataType | None) -> pa.Array:
         return pa.array([None if cell is None else loads(cell) for cell in _text(column).to_pylist()], kind)

@@ -149,6 +149,57 @@ def test_error_of_invalid_row_is_one_line(way: str, name: str, rows: list[Any], 
     assert "\n" not in str(error.value)
 
 
+@pytest.mark.usefixtures("avro")
+@pytest.mark.parametrize(
+    ("name", "schema", "rows", "values", "says"),
+    [
+        (
+            "long",
+            None,
+            [b"\0" * 8, b"", None, b"123"],
+            [0, None, None, None],
+            "8 bytes of a long, found 3 bytes: '123'",
+        ),
+        ("string", None, [b"a", b"", None, b"\xff"], ["a", "", None, None], "a string in UTF-8, found 1 byte: 0xff"),
+        ("json", None, [b'{"a": 1}', None, b"{", b"nope"], [{"a": 1}, None, None, None], "JSON, found 4 bytes: 'nope'"),
+        ("hex", None, [b"a", b"\xff"], ["61", "ff"], None),
+        ("avro", '"int"', [b"\2", None, b"", b"\4z"], [1, None, None, None], "Avro of schema int, found 2 bytes"),
+    ],
+)
+def test_valid_rows_are_decoded_and_invalid_rows_have_reasons(
+    name: str, schema: Any, rows: list[Any], values: list[Any], says: str | None
+) -> None:
+    """Invalid rows of columns, of slices, and of chunked columns are null and have the reason of `decode`."""
+    one, column = open_format(name, schema), pa.array(rows, pa.binary())
+    expected = {row for row, cell in enumerate(rows) if cell is not None and values[row] is None}
+    chunks = pa.chunked_array([column.slice(0, 1), column.slice(1), column.slice(0, 0)])
+    kind = one.arrow_type() or pa.struct([("a", pa.int64())])
+    for found, reasons in (
+        one.decode_valid(column),
+        one.decode_valid(chunks),
+        one.decode_valid(pa.array([b"?", *rows], pa.binary()).slice(1), kind),
+    ):
+        assert (found.type, found.to_pylist(), set(reasons)) == (kind, values, expected)
+        if says is not None:
+            assert reasons[len(rows) - 1].startswith(f"expected {says}")
+    for row, reason in one.decode_valid(column)[1].items():
+        with pytest.raises(BadRequest) as error:
+            one.decode(column.slice(row, 1))
+        assert str(error.value) == f"row 0: {reason}"
+
+
+def test_errors_that_do_not_depend_on_a_row_are_raised() -> None:
+    with pytest.raises(BadRequest, match="row 0 and later rows: expected JSON, all of one type"):
+        open_format("json").decode_valid(pa.array([b"1", b'"x"', b"{"]))
+    values, reasons = open_format("json").decode_valid(pa.array([b"1", b'"x"', b"{"]), pa.int64())
+    assert (values.to_pylist(), sorted(reasons)) == ([1, None, None], [1, 2])
+
+
+def test_arrow_type_is_the_type_of_decoded_values() -> None:
+    for name, cell in (("string", b"a"), ("short", b"12"), ("double", b"12345678"), ("hex", b"a"), ("base64", b"a")):
+        assert formats.decode(pa.array([cell]), name).type == open_format(name).arrow_type()
+
+
 def test_error_reports_topic_partition_and_offset() -> None:
     values = pa.chunked_array([[b"12345678"], [None, b"xxx"]])
     columns = {"topic": ["t"] * 3, "partition": [1] * 3, "offset": [5, 6, 7], "key": [b"k"] * 3, "value": values}
