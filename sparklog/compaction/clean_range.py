@@ -142,7 +142,8 @@ def group_segments(
     groups: list[list[Segment]] = []
     log = index = time_index = 0
     for i, (segment, (index_size, time_size)) in enumerate(zip(segments, index_sizes, strict=True)):
-        # This upper bound can be computed without reading the segment. In rare cases, it makes a group smaller.
+        # This upper bound can be computed without reading the segment. In rare cases, the bound ends a group earlier
+        # than necessary.
         last_offset = (segments[i + 1].base if i + 1 < len(segments) else first_uncleanable) - 1
         if (
             groups

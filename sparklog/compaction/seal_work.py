@@ -49,7 +49,7 @@ CLOSING_THREADS = 16
 def scan_slices(
     data: BytesLike, rows: Sequence[PlannedSlice], starts: Int64s, after: int = 0
 ) -> tuple[BatchHeaders, Int64s]:
-    """Return the unpatched headers of all batches in `data`, and the slice of each batch as an index of `rows`.
+    """Return the unpatched headers of all batches in `data`, and for each batch the index of its slice in `rows`.
 
     Raises `Corrupt` unless each slice consists of complete batches with ascending offsets. Checksums are not verified.
 

@@ -4,8 +4,8 @@ their values.
 Topics and partitions are selected by name, or by patterns as in Kafka's tools.
 """
 
-# Do not use `from __future__ import annotations`, because data classes inherit fields whose types are names of another
-# module.
+# Do not use `from __future__ import annotations`, because data classes inherit fields whose annotations refer to names
+# that are defined in another module.
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace

@@ -108,7 +108,9 @@ def check_create(options: Options, location: Location) -> None:
     columns.
     """
     if options.read.columns is not None:
-        raise BadRequest("A table has all columns: remove the option 'columns', and select columns in the query")
+        raise BadRequest(
+            "A table always has all columns: remove the option 'columns', and select the columns in the query"
+        )
     if location.kind == ROOT and options.read.subscription is None:
         raise BadRequest(
             f"The path {location.path} is a root: set the topics of the table with OPTIONS (subscribe 'orders'), or "

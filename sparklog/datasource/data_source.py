@@ -129,7 +129,8 @@ class SparklogDataSource(DataSource):  # type: ignore[misc]
     def streamWriter(self, schema: StructType, overwrite: bool) -> SparklogStreamWriter:  # noqa: N802
         from sparklog.datasource.writer import SparklogStreamWriter, plan_commit, plan_write
 
-        # `overwrite` means the output mode complete. Each micro-batch appends the entire result, as in Kafka's sink.
+        # `overwrite` corresponds to the output mode `complete`. Each micro-batch appends the entire result, as Kafka's
+        # sink does.
         self._load_table_options(schema)
         self._options.check_write()
         self._options.check_stream_write()

@@ -120,7 +120,7 @@ def parse_partition(topic: str, partition: object) -> int:
     """Return a partition number from JSON, in which the number may be a string. Raises ValueError with the reason."""
     text = str(partition)
     if isinstance(partition, bool) or not is_digits(text) or int(text) >= 1 << 31:
-        raise ValueError(f"partition {partition!r} of topic {topic!r} is not a number of at least 0")
+        raise ValueError(f"invalid partition {partition!r} of topic {topic!r}: expected an integer >= 0")
     return int(text)
 
 

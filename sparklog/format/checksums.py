@@ -41,7 +41,8 @@ def index_crc(index: bytes, timeindex: bytes, txnindex: bytes) -> int:
 
 def appended_crc(before: int, following: int, crc: int) -> int:
     """Return the CRC-32C of bytes whose CRC-32C is `before`, followed by `following` bytes whose CRC-32C is `crc`."""
-    # A CRC begins and ends with all bits inverted. If the bits are inverted first, the zeros only shift the CRC.
+    # `crc32c` inverts all bits at its start and at its end. Undo both inversions, so that the zeros only shift
+    # `before`.
     return int(crc32c(bytes(following), before ^ 0xFFFFFFFF) ^ 0xFFFFFFFF ^ crc)
 
 

@@ -244,7 +244,7 @@ class _KernelRows:
         if rows.partition is not None and len(lane_of) != len(times):
             raise BadRequest(f"expected one partition per row, found {len(lane_of)} partitions for {len(times)} rows")
         if len(lane_of) and int(lane_of.min()) < 0:
-            raise BadRequest(f"partitions must be 0 or more, found {int(lane_of.min())}")
+            raise BadRequest(f"partition numbers must not be negative, found {int(lane_of.min())}")
         columns = KernelColumns(rows.key, rows.value, rows.headers)
         explicit = _NONE_EXPLICIT if rows.explicit is None else rows.explicit.view(np.uint8)
         return cls(

@@ -214,14 +214,14 @@ def filter_batches(
         horizon: int64[m], delete horizon to set (ms), or -1 for none.
 
     Raises:
-        BadRequest: the arrays do not belong together, or a batch would have 2 GiB or more.
+        BadRequest: the lengths of the arrays do not match, or a batch would be 2 GiB or larger.
     """
     keep = np.ascontiguousarray(keep, np.bool_)
     batches = {len(headers), len(payloads), len(fields.batch_rows), len(drop), len(empty), len(horizon)}
     records = {len(fields), len(keep), int(fields.batch_rows.sum())}
     if len(batches) > 1 or len(records) > 1 or bool((fields.batch_rows != headers.count).any()):
         raise BadRequest(
-            f"headers, records and masks do not belong together: found {sorted(batches)} batches "
+            f"the lengths of headers, records and masks do not match: found {sorted(batches)} batches "
             f"and {sorted(records)} records"
         )
     has_append_time = headers.is_log_append_time
@@ -313,7 +313,7 @@ class _Writer:
         if written < 0:
             raise BadRequest("a record is outside of the payloads, or a batch is outside of the data")
         if len(plan) and int(plan[:, kernels.OUT_SIZE].max()) > MAX_BATCH_BYTES:
-            raise BadRequest("a batch would have 2 GiB or more, but batches must be smaller")
+            raise BadRequest("a batch would be 2 GiB or larger; batches must be smaller than 2 GiB")
         return out[:written]
 
     def _compress(self, rows: Int64Array) -> ByteArray:

@@ -185,7 +185,7 @@ def record_fields(
     Raises:
         Corrupt: a record does not fit into its batch, the fields of a record do not match its length, offsets do not
             increase or leave the range of their batch, or a batch continues after its last record.
-        BadRequest: `payloads` and `headers` do not belong together.
+        BadRequest: `payloads` and `headers` do not match.
     """
     if len(payloads) != len(headers):
         raise BadRequest(f"expected one payload per header, found {len(payloads)} payloads for {len(headers)} headers")

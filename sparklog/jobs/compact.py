@@ -30,7 +30,7 @@ from sparklog.output import StatusLine
 
 @dataclass
 class Compact(Maintenance):
-    """Options of the job. They include the common options, and options that select parts of the work."""
+    """Options of the job: the common options of jobs, and options that limit the work of a run."""
 
     seal_only: Annotated[bool, Option(help="Only seal closed segments. Do not merge or compact.")] = False
     roll: Annotated[bool, Option(help="Also seal the active segments, even if they are recent and small.")] = False

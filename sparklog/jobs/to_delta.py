@@ -249,7 +249,7 @@ class ToDelta(delta.DeltaQuery):
         Option(
             "--key-columns",
             metavar="A[,B]",
-            help="Columns for the record key. A single column contains the key as text, several columns are"
+            help="Columns for the record key. A single column contains the key as text; several columns are"
             " parsed from a JSON object.",
         ),
     ] = None

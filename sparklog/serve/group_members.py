@@ -503,8 +503,8 @@ class GroupMembers:
             try:
                 await self.run(classic.commit, generation, offsets)
             except Fenced:
-                # This raises an error if the client is no longer a member. Otherwise a partition was reassigned to
-                # another member.
+                # This raises an error if the client is no longer a member. If the client is still a member, one of the
+                # partitions has been reassigned to another member.
                 self._call_classic(member, classic.must_rejoin)
                 raise CodeError(Code.REBALANCE_IN_PROGRESS) from None
 

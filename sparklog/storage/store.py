@@ -103,9 +103,7 @@ def check_range(key: str, start: int, length: int | None) -> None:
 
 
 def check_document(key: str, size: int) -> None:
-    """Raise `Corrupt` if a JSON object is larger than `MAX_DOCUMENT`. The check prevents the object from filling the
-    memory.
-    """
+    """Raise `Corrupt` if a JSON object is larger than `MAX_DOCUMENT`, so that parsing it cannot exhaust the memory."""
     if size > MAX_DOCUMENT and key.endswith(".json"):
         raise Corrupt(f"expected JSON of at most {MAX_DOCUMENT} bytes, found {size} bytes; restore it", file=key)
 

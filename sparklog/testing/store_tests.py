@@ -23,7 +23,9 @@ INVALID_KEYS = [
 
 
 class StoreTests:
-    """The test suite of stores. Derive a class from it with a fixture `store` that returns an empty store."""
+    """The test suite for stores. To run it, subclass this class and define a fixture `store` that returns an empty
+    store.
+    """
 
     clock_step_ms = 20
     """The resolution of the store's times. File timestamps come from a clock that advances every few milliseconds."""

@@ -208,9 +208,7 @@ class TransactionalProducer:
         """
         number = as_integer(n)
         if number is None:
-            raise BadRequest(
-                f"expected `n` of the transaction that `begin` returned, which is an integer, found {shortened(n)}"
-            )
+            raise BadRequest(f"expected `n` to be the integer `n` of a transaction from `begin`, found {shortened(n)}")
         self.root.engine.ensure_probed()
         check_undecided(self.log.refresh(), number)
         return Transaction(self, number, None, part if part is None else check_id(part, "part"))
@@ -485,8 +483,8 @@ class Transaction:
             _LOG.warning("cannot abort transaction %s of '%s', so it will time out: %s", self.n, self.id, error)
 
     def _prepare(self, *, inline: bool = True) -> None:
-        # Prepare groups first, so that a superseded member fails before its rows limit the last stable offset of a
-        # topic.
+        # Prepare groups first, so that a superseded member fails before its rows can hold back the last stable offset
+        # of a topic.
         for name, offsets in self._offsets.items():
             group, timeout_ms = Group(self._root, name), self._producer.timeout_ms
             number = group.prepare(self._members[name], self.id, self.n, timeout_ms, offsets)

@@ -96,7 +96,7 @@ def test_selected_columns_are_not_a_table(root: str) -> None:
         ({"path": "/nowhere"}, "There is no log at /nowhere"),
         ({"subscribe": "a", "assign": "{}"}, "Set one of"),
         ({"frobnicate": "1"}, "Unknown option 'frobnicate'"),
-        ({"subscribe": "orders", "columns": "value"}, "A table has all columns: remove the option 'columns'"),
+        ({"subscribe": "orders", "columns": "value"}, "A table always has all columns: remove the option 'columns'"),
     ],
 )
 def test_an_unreadable_table_is_rejected(root: str, more: dict[str, str], expected: str) -> None:

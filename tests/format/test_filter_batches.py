@@ -418,7 +418,7 @@ def arguments() -> dict[str, Any]:
 def test_mismatched_arrays_are_rejected(name: str, value: Any) -> None:
     given_arrays = arguments()
     assert len(filter_batches(**given_arrays).headers) == 2
-    with pytest.raises(BadRequest, match="do not belong together"):
+    with pytest.raises(BadRequest, match="the lengths of headers, records and masks do not match"):
         filter_batches(**{**given_arrays, name: value})
 
 

@@ -164,7 +164,7 @@ def test_a_late_prepare_of_a_job_is_rejected_and_never_visible() -> None:
     with pytest.raises(Conflict, match="does not exist, because the next transaction is 1"):
         world.producer().join(9)
     for wrong in ("0", None, True, owner):
-        with pytest.raises(BadRequest, match="expected `n` of the transaction that `begin` returned"):
+        with pytest.raises(BadRequest, match="expected `n` to be the integer `n` of a transaction from `begin`"):
             world.producer().join(wrong)  # type: ignore[arg-type]
 
 

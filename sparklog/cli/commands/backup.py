@@ -308,7 +308,7 @@ def repartition(
         Option(
             excludes="--follow",
             why="groups can move only after writers have stopped",
-            help="After the copy, commit the offsets of the consumer groups to the new topic.",
+            help="After the copy, commit the consumer groups' offsets in the new topic.",
         ),
     ] = False,
     quiet: QuietOption = False,

@@ -291,7 +291,7 @@ class Cluster:
         ),
     ] = None
     groups: Annotated[
-        list[str] | None, Option(metavar="NAME,...|all", help="Consumer groups whose offsets to export.")
+        list[str] | None, Option(metavar="NAME,...|all", help="Consumer groups to export the offsets of.")
     ] = None
     offsets_partitions: Annotated[
         int,
@@ -313,8 +313,8 @@ class Cluster:
         bool,
         Option(
             help="Export the stored leader epochs. By default, leader epochs are reset to 0. Use this option if"
-            " the target cluster assigned the epochs, or together with --link, because a segment is copied"
-            " if its epochs are reset."
+            " the target cluster assigned the epochs, or if you use --link, because a segment whose epochs are"
+            " reset is copied instead of linked."
         ),
     ] = False
 

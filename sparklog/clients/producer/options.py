@@ -84,5 +84,7 @@ def producer_options(given: ProducerOptions) -> ProducerOptions:
     """Add the defaults to options. Raises `BadRequest` if the options contradict each other."""
     options = with_defaults(ProducerOptions, given)
     if options["producer_id"] is not None and options["transactional_id"] is not None:
-        raise BadRequest("specify producer_id or transactional_id, not both: transactions have no sequences")
+        raise BadRequest(
+            "specify producer_id or transactional_id, not both: records of a transaction do not have sequence numbers"
+        )
     return options

@@ -1,6 +1,6 @@
 """Write the files of an exported partition: copied segments, new segments, and an empty segment at the log end.
 
-All exported batches are checked. The bytes of a copied segment are compared with the CRC-32C of the slice, and the
+All exported batches are checked. The bytes of a copied segment are verified against the CRC-32C of the slice, and the
 batch headers are read to find the leader epochs. Indexes have no checksum, and a broker trusts them. Therefore an index
 is copied only if all of its entries are valid, and is rebuilt otherwise.
 
@@ -284,7 +284,8 @@ class _OutgoingWriter(SegmentWriter):
 
 
 def leader_epochs(epochs: Iterable[tuple[int, int]], log_start: int) -> list[LeaderEpoch]:
-    """Return the entries of a `leader-epoch-checkpoint` for the (base offset, epoch) of batches, in any order.
+    """Return the entries of the `leader-epoch-checkpoint` for batches, which are given as (base offset, epoch) pairs in
+    any order.
 
     As in Kafka, a batch with a new epoch adds an entry, and removes all entries whose epoch is equal or higher. The
     first entry starts at the log start offset, even if the first batches of its epoch have been deleted. Messages of

@@ -73,7 +73,7 @@ def read_message(
 
     `text_errors` determines how strings that are not valid UTF-8 are decoded, as in `bytes.decode`. Raises `Corrupt` if
     the bytes are malformed, or if the message contains more than `max_elements` array elements and unknown fields. The
-    limit is required because a decoded element needs up to a hundred times as much memory as its bytes.
+    limit is required because a decoded element can take up to a hundred times as much memory as its encoded form.
     """
     if version < 0:
         raise Corrupt(f"expected a {message.name} of version 0 or more, found {version}")
@@ -166,8 +166,8 @@ def _compiled(message: Struct, version: int, name: str) -> Any:
     source = {"read": reader_source, "write": writer_source}[name](message, version)
     helpers = (_tagged_bytes, _tagged_fields, _uuid_bytes, _uuid_text, _uvarint_at, uvarint, BadRequest, Corrupt)
     names = {helper.__name__: helper for helper in (*helpers, struct.Struct, struct.pack, struct.unpack_from)}
-    # This is safe, because the source is generated only from Kafka's schemas in this package, and never from bytes of
-    # clients.
+    # This is safe because the source is generated only from the Kafka schemas in this package, and never from client
+    # input.
     exec(compile(source, f"<{name} {message.name} of version {version}>", "exec"), names)
     return names[name]
 

@@ -187,8 +187,8 @@ class NumberedObjects:
             if not backoff.wait():
                 raise self.gap(number + len(objects))
         if objects:
-            # All objects are in one directory, so syncing the latest object makes all names durable. A follower may
-            # never need to sync an object.
+            # All objects are in one directory, so syncing the latest object makes all names durable. Defer the sync,
+            # because a process that only follows the log does not need it.
             self._unsynced.add(latest := number + len(objects) - 1)
             for older in [other for other in tuple(self._unsynced) if other < latest]:
                 self._unsynced.discard(older)

@@ -104,8 +104,9 @@ def table_ranges(
     for partition, end in ends.items():
         if bounds[partition].log_start < end < cleaned.get(partition, 0):
             raise NotFound(
-                f"a table as of offset {end} of {topic}-{partition} lacks keys, because compaction has cleaned the log "
-                f"up to {cleaned[partition]}: use this offset or a later one; min.compaction.lag.ms delays compaction"
+                f"a table as of offset {end} of {topic}-{partition} would be incomplete, because compaction has "
+                f"cleaned the log up to offset {cleaned[partition]}; use offset {cleaned[partition]} or later, or "
+                "increase min.compaction.lag.ms to delay compaction"
             )
     return [OffsetRange(topic, partition, bounds[partition].log_start, ends[partition]) for partition in sorted(ends)]
 

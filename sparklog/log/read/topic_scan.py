@@ -192,7 +192,7 @@ class Tail:
         """Refresh the view. Raises `Conflict` if the topic was deleted and created again."""
         self.view.refresh([self.topic])
         if self.view.topic_id(self.topic) != self.topic_id:
-            raise Conflict(f"topic {self.topic} was deleted and created again while it was read: start again")
+            raise Conflict(f"topic {self.topic} was deleted and recreated during the read; restart the read")
 
     def at_end(self) -> bool:
         bounds = self._bounds().items()

@@ -110,7 +110,7 @@ def decode_checkpoint(data: bytes, key: str, version: int) -> Checkpoint:
     """
     checkpoint = CHECKPOINT_JSON.decode(data, key)
     if (stored := checkpoint.state.version) != version:
-        raise Corrupt(f"expected checkpoint {version}, found version {stored}; {REMEDY}", file=key)
+        raise Corrupt(f"expected checkpoint {version}, found checkpoint {stored}; {REMEDY}", file=key)
     return checkpoint
 
 

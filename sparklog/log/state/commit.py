@@ -455,7 +455,7 @@ def decode_commit(data: bytes, key: str, version: int, *, check_sections: bool =
     document = document_of(data)
     item = COMMIT_JSON.fields(document, key)
     if (stored := item.integer("version", 0)) != version:
-        raise Corrupt(f"expected commit {version}, found version {stored}; restore the object", file=key)
+        raise Corrupt(f"expected commit {version}, found commit {stored}; restore the object", file=key)
     attributes = COMMIT_JSON.attributes(item)
     embedded, inline, files = attributes.get("embedded"), attributes.get("inline"), attributes.get("files", ())
     _check_inline(item, files, inline)

@@ -404,10 +404,10 @@ class ImportedPartition:
         """Raise `Conflict` if the log end of the partition is not `since`, so that no record is imported twice."""
         end = int(state.log_end[self.partition])
         if end != self.since:
-            expected = "an empty partition" if self.since == 0 else f"log end {self.since}"
+            expected = "an empty partition" if self.since == 0 else f"log end offset {self.since}"
             raise Conflict(
-                f"cannot import into partition {self.partition} of topic '{topic}': expected {expected}, found log end "
-                f"{end}; another process writes to the topic; retry, or import with another name"
+                f"cannot import into partition {self.partition} of topic '{topic}', because another process is writing "
+                f"to the topic: expected {expected}, found log end offset {end}; retry, or import under another name"
             )
 
 

@@ -80,7 +80,7 @@ class Segment:
     first_row: int  # index of its first slice among the partition's slices
     rows: int  # number of slices; 0 for an empty active segment
     size: int
-    first_ts: int  # start of its time span, which is about the maximum timestamp of its first append
+    first_ts: int  # start of the segment's time span, approximately the maximum timestamp of its first append
     max_ts: int
     sealed: bool  # True if the segment is stored as a Kafka segment file
     active: bool  # True for the last segment, which receives appends

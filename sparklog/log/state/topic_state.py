@@ -194,7 +194,7 @@ class TopicState:
     def _check_follows(self, commit: Commit) -> None:
         if commit.version != self.version + 1:
             raise Corrupt(
-                f"expected commit {self.version + 1} next, found version {commit.version}; open the topic again"
+                f"expected commit {self.version + 1} next, found commit {commit.version}; open the topic again"
             )
         if commit.prev_crc != self.crc:
             raise Corrupt(
@@ -468,7 +468,8 @@ def _longer(values: Offsets, partitions: int) -> Offsets:
 
 @lru_cache(maxsize=8)
 def _zeros(count: int) -> Offsets:
-    # New topics start with these arrays. The topics of a root have few different partition counts.
+    # New topics start with these arrays. The arrays are cached by length, because most topics of a root have the same
+    # few partition counts.
     return _frozen(np.zeros(count, np.int64))
 
 

@@ -97,7 +97,8 @@ class RootEngine:
         if self._handles_created % HANDLES_PER_SWEEP:
             return
         # A thread may still use an evicted handle, for example to create the topic. Writes through two handles of one
-        # journal are safe, because they race for the next number like writes of two processes.
+        # journal are safe: each write creates the next entry, and only one of them can succeed, as if the writes came
+        # from two processes.
         for handles in (self._logs, self._entries):
             for name, log in list(handles.items()):
                 state = log.known()

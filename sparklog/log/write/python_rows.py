@@ -25,7 +25,7 @@ def batch_of_columns(columns: Mapping[str, Any]) -> pa.RecordBatch:
     arrays = {name: _column(name, values) for name, values in columns.items()}
     if len({len(array) for array in arrays.values()}) > 1:
         lengths = ", ".join(f"{name} {len(array)}" for name, array in arrays.items())
-        raise BadRequest(f"expected columns of one length, found {lengths}")
+        raise BadRequest(f"expected columns of equal length, found {lengths}")
     return pa.RecordBatch.from_arrays(list(arrays.values()), names=list(arrays))
 
 

@@ -1,9 +1,9 @@
 """Handle requests about ACLs and SCRAM credentials, which return the permissions in the users file.
 
 If the server does not have a users file, it responds like a broker without an authorizer. If the server has a users
-file, a permission is returned as ACLs that allow the operations of the permission on a prefixed resource. The
-permissions of all users are returned to a user who may write all topics. Only the user's own permissions are returned
-to other users. Clients cannot change the users file.
+file, a permission is returned as ACLs that allow the operations of the permission on a prefixed resource. A
+user who may write to all topics gets the permissions of all users. Other users get only their own permissions. Clients
+cannot change the users file.
 """
 
 from __future__ import annotations

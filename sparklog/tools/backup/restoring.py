@@ -385,8 +385,8 @@ class _RestoreRun:
         if self.target.stat(naming.ROOT_KEY) is not None:
             if naming.read_root_id(self.target) != self.plan.root_id:
                 raise BadRequest(
-                    f"{self.target.location} became another root before the restore was finished; restore to an "
-                    "empty directory"
+                    f"another root was created in {self.target.location} before the restore was complete; restore to "
+                    "an empty directory"
                 )
             # The restore was already complete when the process was killed, so only the plan must be deleted.
             snapshots = _snapshots(self.source, versions)

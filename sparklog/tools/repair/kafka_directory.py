@@ -16,7 +16,7 @@ matches the indexes is used. An index that is built with a different interval is
   snapshot of a partition is not renamed. If a broker does not find a snapshot after a clean shutdown, it starts with an
   empty producer state. If the broker finds a corrupt snapshot, it deletes the snapshot and replays the log.
 * Segments are not changed. Corrupt batches must be recovered by the broker or from a replica. The indexes of a segment
-  with corrupt batches are not changed, unless only the incompletely written end of the last segment is corrupt.
+  with corrupt batches are not changed, unless only the partially written end of the last segment is corrupt.
 
 The broker must be stopped. The repair acquires the lock on `.lock`, which a running broker holds.
 """
@@ -161,7 +161,7 @@ def _aborted(segments: Sequence[SegmentRead]) -> dict[int, AbortedTransactions]:
 
 
 def _is_damaged(segment: SegmentRead) -> bool:
-    # The batches before an incompletely written end are reliable.
+    # The batches before a partially written end are valid.
     return segment.damaged and not segment.torn
 
 

@@ -367,7 +367,7 @@ def _kafka_transactions(view: KafkaView, name: str, now_ms: int) -> list[OpenTra
 
 
 def _kafka_corruption(view: KafkaView, name: str) -> Iterator[Note]:
-    """Yield a note for each partition with corrupt bytes. An incompletely written end of the log is not corrupt."""
+    """Yield a note for each partition with corrupt bytes. A partially written end of the log is not corrupt."""
     for partition, state in sorted(view.partition_states(name).items()):
         corrupt = (
             segment
@@ -432,8 +432,8 @@ def _slices_by_hour(slices: Slices, now_ms: int) -> tuple[int, ...]:
 
 
 def _blocks_by_hour(states: Iterable[PartitionState], now_ms: int) -> tuple[int, ...]:
-    """Return stored bytes of a Kafka log directory by hour. The bytes of a block are added to the hour of its maximum
-    timestamp.
+    """Return the number of bytes stored in a Kafka log directory for each hour. The bytes of a block count for the hour
+    of the maximum timestamp of the block.
     """
     times, sizes = [np.zeros(0, np.int64)], [np.zeros(0, np.int64)]
     for segment in (segment for state in states for segment in state.segments):

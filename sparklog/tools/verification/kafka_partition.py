@@ -160,7 +160,7 @@ class SegmentRead:
         last: True for the last segment of the partition.
         limit: the base offset of the next segment, or None for the last segment.
         damaged: True if part of the segment does not consist of valid batches.
-        torn: True if only the incompletely written end of the log is invalid.
+        torn: True if only the partially written end of the log is invalid.
     """
 
     name: SegmentName
@@ -182,7 +182,7 @@ class KafkaPartition:
     Attributes:
         cleaner_offset: the offset in `cleaner-offset-checkpoint`, or None if the offset is unknown.
         is_stopped: True if the broker was shut down cleanly. The broker then trusts the files at its next start.
-        reads_past_torn_end: True to search for batches after an incompletely written end.
+        reads_past_torn_end: True to search for batches after a partially written end.
         notes: possible corruption that may also be normal behavior of Kafka.
         names: the names of known files.
         cleaned: the offset below which a cleaner may have removed records.

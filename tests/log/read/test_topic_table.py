@@ -124,7 +124,7 @@ REFUSED: list[tuple[Callable[[TopicsWorld], Topic], AsOf, type[SparklogError], s
         compacted,
         {0: 3},
         NotFound,
-        "lacks keys, because compaction has cleaned the log up to 4: .*min.compaction.lag.ms",
+        "would be incomplete, because compaction has cleaned the log up to offset 4; .*min.compaction.lag.ms",
     ),
     (with_open_transaction, {0: 3}, NotFound, "a transaction that starts at 2 is open; use 0 to 2"),
     (with_deleted_records, {0: 1}, NotFound, "offset 1 of a-0 is out of range: expected 2 to 4"),

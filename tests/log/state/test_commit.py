@@ -168,7 +168,7 @@ def test_unknown_write_features_do_not_stop_readers() -> None:
 @pytest.mark.parametrize(
     ("old", "new", "expected"),
     [
-        ('"version":42', '"version":43', "expected commit 42, found version 43"),
+        ('"version":42', '"version":43', "expected commit 42, found commit 43"),
         ('"op":"merge"', '"op":"mangle"', "op should be one of create, delete"),
         ('"op":"merge"', '"op":"merge","extra":1', "unknown fields extra"),
         ('"timeMs":1700000000000', '"timeMs":-1', "timeMs should be an integer"),

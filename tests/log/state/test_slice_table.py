@@ -252,7 +252,7 @@ def test_damage_of_a_checkpoint_is_detected() -> None:
         damaged[position] ^= 4
         with pytest.raises(Corrupt, match="table key"):
             decode_table(bytes(damaged), ref, "table key", chain.state.version)
-    with pytest.raises(Corrupt, match=r"expected checkpoint .*, found version"):
+    with pytest.raises(Corrupt, match=r"expected checkpoint .*, found checkpoint"):
         decode_checkpoint(encoded, "key", chain.state.version + 1)
     with pytest.raises(Corrupt, match="rows"):
         decode_table(data, replace(ref, rows=ref.rows + 1), "table key", chain.state.version)

@@ -186,7 +186,7 @@ def test_a_delete_keeps_only_version_numbers_floor_and_leases() -> None:
 @pytest.mark.parametrize(
     ("values", "expected"),
     [
-        ({"version": 7}, "expected commit 1 next, found version 7"),
+        ({"version": 7}, "expected commit 1 next, found commit 7"),
         ({"prev_crc": 1}, "the chain of commits is broken: commit 1"),
         ({"topic_id": "other"}, r"commit 1 \(append, topic id other\) does not match the topic"),
         ({"op": CREATE, "partitions": 1, "topic_id": "x"}, "does not match the topic"),

@@ -71,7 +71,7 @@ def test_rows_are_split_into_batches(monkeypatch: pytest.MonkeyPatch) -> None:
         ({"valu": ["a"]}, "found 'valu'; did you mean 'value'?"),
         ({"value": "a"}, "expected column value to be a list, found 'a'"),
         ({"value": ["a", 5]}, "expected value to be bytes, str or None, found 5"),
-        ({"value": ["a"], "key": ["a", "b"]}, "expected columns of one length, found value 1, key 2"),
+        ({"value": ["a"], "key": ["a", "b"]}, "expected columns of equal length, found value 1, key 2"),
         ({"key": ["a"]}, "expected a column value"),
         ({"value": ["a"], "timestamp": ["now"]}, "expected column timestamp to be a timestamp"),
         ({"value": ["a", "b"], "partition": [1, "x"]}, "column partition:"),

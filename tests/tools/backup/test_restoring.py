@@ -410,7 +410,7 @@ class TestRefusals:
         with pytest.raises(BadRequest, match="contains backups"):
             world.root(world.repository)
         target.create(ROOT_KEY, world.store.get(ROOT_KEY))
-        with pytest.raises(BadRequest, match="became another root"):
+        with pytest.raises(BadRequest, match="another root was created in"):
             world.restore_into(None, target)
         target.delete(ROOT_KEY)
         world.restore_into(None, target)
