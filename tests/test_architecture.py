@@ -52,6 +52,7 @@ LAYERS: tuple[frozenset[str], ...] = (
     frozenset({"tools.report", "tools.repair"}),
     frozenset({"datasource"}),
     frozenset({"doctor", "serve", "api", "formats"}),
+    frozenset({"tables"}),
     # The public names of `import sparklog`.
     frozenset({""}),
     frozenset({"console"}),

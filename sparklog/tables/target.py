@@ -1,0 +1,153 @@
+"""`TargetTable`, the protocol of a table to which a topic is copied. Each table format has one implementation.
+
+A commit contains the rows of an interval of offsets and the watermark at its end, and is atomic. A commit is based on
+one loaded version of the table. Its outcome is one of:
+
+* It returns: the commit is in the table.
+* It raises `Conflict`: another commit came first, and the table does not contain this commit and never will.
+* It raises `Unavailable` with `is_unknown`: the response was lost. The commit may be in the table, or may still be
+  added later.
+* It raises another error: the table does not contain this commit and never will.
+
+Implementations must not retry a commit. A retry of a library loads the table again and commits on top of the new
+version, without a comparison of watermarks. Two runs of a copy would then add the same records twice.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import IO, Any, Literal, Protocol
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from sparklog.tables.watermark import Mode, Watermark
+
+
+@dataclass(frozen=True)
+class PartitionBy:
+    """The partitioning of a new table: the day (UTC) of a timestamp column, or `buckets` hash buckets of columns."""
+
+    transform: Literal["day", "bucket"]
+    columns: tuple[str, ...]
+    buckets: int = 0
+
+
+@dataclass(frozen=True)
+class TableLayout:
+    """The layout of a new table.
+
+    Attributes:
+        schema: The columns. Nullability is significant.
+        mode: The mode of the copy.
+        partition_by: The partitioning, or None for an unpartitioned table.
+        key_columns: The columns that identify a row. Empty unless the mode is upsert.
+    """
+
+    schema: pa.Schema
+    mode: Mode
+    partition_by: PartitionBy | None = None
+    key_columns: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class TableState:
+    """One version of a table.
+
+    Attributes:
+        schema: The schema of new data files, with the field metadata that files must contain, such as field ids.
+        watermark: The watermark, or None if the table was not created by a copy and has no copied rows.
+        handle: The loaded table of the library. Only the implementation of the table uses it.
+    """
+
+    schema: pa.Schema
+    watermark: Watermark | None
+    handle: Any = field(default=None, compare=False, repr=False)
+
+
+@dataclass(frozen=True)
+class NewFile:
+    """A complete Parquet file that is not part of the table yet. All of its rows have the same partition values.
+
+    Attributes:
+        path: The location, as returned by `NewOutput.path`.
+        records: The number of rows.
+        nbytes: The size of the file.
+        partition_values: The values of the table's partition fields, in the order of `TargetTable.partition_values`.
+        metadata: The footer, which contains the statistics of the columns.
+    """
+
+    path: str
+    records: int
+    nbytes: int
+    partition_values: tuple[Any, ...]
+    metadata: pq.FileMetaData
+
+
+@dataclass(frozen=True)
+class NewOutput:
+    """A new file beside the data files of a table, opened for writing."""
+
+    path: str
+    file: IO[bytes]
+
+
+@dataclass(frozen=True)
+class RowChanges:
+    """The changes of an interval of offsets: each key is either in `rows` or in `deleted`, and occurs once.
+
+    Attributes:
+        rows: The new rows. A row replaces the row of the table that has the same key.
+        deleted: The key columns of the deleted rows. The table may not contain some of these keys.
+    """
+
+    rows: pa.Table
+    deleted: pa.Table
+
+
+class TargetTable(Protocol):
+    """A table of a catalog or a directory."""
+
+    @property
+    def name(self) -> str:
+        """The name for messages."""
+
+    def load(self) -> TableState | None:
+        """Return the current version, read from the catalog, or None if the table does not exist."""
+
+    def create(self, layout: TableLayout, watermark: Watermark) -> TableState:
+        """Create the table with a watermark, in one atomic step. If another process has created the table first, return
+        the state of that table.
+        """
+
+    def add_columns(self, state: TableState, columns: Sequence[pa.Field]) -> TableState:
+        """Add nullable columns, and return the new version.
+
+        Raises `Conflict` if another commit came first, in which case the caller loads the table again. Raises
+        `BadRequest` if the format does not support a type.
+        """
+
+    def partition_values(self, state: TableState, rows: pa.RecordBatch) -> pa.RecordBatch:
+        """Return the values of the partition fields for each row. An unpartitioned table has no columns."""
+
+    def open_output(self, state: TableState, name: str) -> NewOutput:
+        """Create a file with this name for new rows. Rows in it are not part of the table before a commit."""
+
+    def append(self, state: TableState, files: Sequence[NewFile], watermark: Watermark) -> None:
+        """Commit the rows of files and the watermark, based on exactly `state`. `files` may be empty."""
+
+    def upsert(self, state: TableState, changes: RowChanges, watermark: Watermark) -> None:
+        """Commit the changes and the watermark, based on exactly `state`. `changes` may be empty.
+
+        If the commit raises an error other than an unknown outcome, the files that it wrote are deleted.
+        """
+
+    def find_commit(self, commit_id: str, since: TableState) -> bool:
+        """Return True if the table contains a commit. The commit was based on `since`.
+
+        Raises `Unavailable` if the history since this version is not complete, so the result is unknown.
+        """
+
+    def delete_files(self, paths: Sequence[str]) -> None:
+        """Delete files that are not part of the table. Missing files are not an error."""
