@@ -1,4 +1,5 @@
-"""Hash record keys. Compaction uses SipHash, and the choice of partitions uses Kafka's murmur2.
+"""Hash record keys. Compaction uses SipHash, the choice of partitions uses Kafka's murmur2, and buckets of tables use
+murmur3.
 
 **SipHash-2-4** with 128 bits of output (Aumasson and Bernstein) is a keyed hash. Compaction requires that different
 keys have different hashes. With 128 bits, an accidental collision is practically impossible for any number of keys.
@@ -8,6 +9,9 @@ on purpose.
 **murmur2** with Kafka's seed determines the partition of a key that is not null, as in Kafka's default partitioner:
 `partition = (murmur2(key) & 0x7fffffff) mod partitions`. An empty key is also hashed. Note that the mask does not
 compute the absolute value, and that Spark's `hash` is murmur3.
+
+**murmur3** with seed 0 determines the bucket of a value in an Iceberg table:
+`bucket = (murmur3(value) & 0x7fffffff) mod buckets`.
 """
 
 from __future__ import annotations
@@ -21,7 +25,7 @@ import pyarrow as pa
 
 from sparklog.errors import BadRequest
 from sparklog.format.arrow_input import KernelColumns
-from sparklog.format.kernels.hash_kernels import murmur2_cells, siphash_keys
+from sparklog.format.kernels.hash_kernels import murmur2_cells, murmur3_buckets, siphash_keys
 from sparklog.format.record_batch import ByteArray, Int64Array, as_bytes_array
 
 _WORDS = struct.Struct("<qq")
@@ -71,4 +75,14 @@ def partition_for_key(array: pa.Array | pa.ChunkedArray, partitions: int) -> npt
     out = np.empty(len(array), np.int32)
     columns = KernelColumns(array)  # This keeps the array alive.
     murmur2_cells.sized(len(out))(columns.table[0], partitions, out)
+    return out
+
+
+def bucket_for_value(array: pa.Array | pa.ChunkedArray, buckets: int) -> npt.NDArray[np.int32]:
+    """Return the bucket of each binary-like value as in an Iceberg table, int32[n], or -1 for a null value."""
+    if buckets <= 0:
+        raise BadRequest(f"a table must have at least one bucket, found {buckets}")
+    out = np.empty(len(array), np.int32)
+    columns = KernelColumns(array)  # This keeps the array alive.
+    murmur3_buckets.sized(len(out))(columns.table[0], buckets, out)
     return out

@@ -1,4 +1,4 @@
-"""Kernels for CRC-32C, murmur2 and SipHash.
+"""Kernels for CRC-32C, murmur2, murmur3 and SipHash.
 
 **CRC-32Cs** are combined, or adjusted for a change of eight bytes, without reading the data. If CRCs are polynomials
 over GF(2) in reflected form, crc(A + B) = crc(A) * x^(8 len(B)) mod P, plus crc(B). This is the method of zlib's
@@ -6,6 +6,8 @@ over GF(2) in reflected form, crc(A + B) = crc(A) * x^(8 len(B)) mod P, plus crc
 because the initial and the final inversion cancel out.
 
 **murmur2** is Kafka's variant, for the cells of a binary column, in int64 arithmetic masked to 32 bits.
+
+**murmur3** is the 32-bit variant for x86 with seed 0, which determines the bucket of a value in an Iceberg table.
 
 **SipHash-2-4** computes 128 bits for each key. Four adjacent keys with the same number of words, which is common, are
 hashed together. Bounds: each key is compared with the bounds of the data before it is read. Its last word is read byte
@@ -104,18 +106,18 @@ def change_crcs(crcs: Any, changes: Any, following: Any) -> Any:
     return out
 
 
-MURMUR2_MASK = 0xFFFFFFFF
+WORD_MASK = 0xFFFFFFFF
 MURMUR2_SEED = 0x9747B28C
 MURMUR2_M = 0x5BD1E995
 
 
 @helper
 def murmur2_bytes(cursor: int, length: int) -> int:
-    state = (MURMUR2_SEED ^ length) & MURMUR2_MASK
+    state = (MURMUR2_SEED ^ length) & WORD_MASK
     for _ in range(length >> 2):
-        word = (load_u32(cursor) * MURMUR2_M) & MURMUR2_MASK
-        word = ((word ^ (word >> 24)) * MURMUR2_M) & MURMUR2_MASK
-        state = ((state * MURMUR2_M) & MURMUR2_MASK) ^ word
+        word = (load_u32(cursor) * MURMUR2_M) & WORD_MASK
+        word = ((word ^ (word >> 24)) * MURMUR2_M) & WORD_MASK
+        state = ((state * MURMUR2_M) & WORD_MASK) ^ word
         cursor += 4
     remaining = length & 3
     if remaining > 2:
@@ -123,8 +125,8 @@ def murmur2_bytes(cursor: int, length: int) -> int:
     if remaining > 1:
         state ^= load_u8(cursor + 1) << 8
     if remaining > 0:
-        state = ((state ^ load_u8(cursor)) * MURMUR2_M) & MURMUR2_MASK
-    state = ((state ^ (state >> 13)) * MURMUR2_M) & MURMUR2_MASK
+        state = ((state ^ load_u8(cursor)) * MURMUR2_M) & WORD_MASK
+    state = ((state ^ (state >> 13)) * MURMUR2_M) & WORD_MASK
     return state ^ (state >> 15)
 
 
@@ -145,6 +147,39 @@ def murmur2_cells(column: Any, partitions: int, out: Any) -> None:
             if partitions != 0:
                 value = (value & 0x7FFFFFFF) % partitions
         store_i32(out_at + 4 * row, value)
+
+
+@helper
+def murmur3_mix(word: int) -> int:
+    word = (word * 0xCC9E2D51) & WORD_MASK
+    return (((word << 15) | (word >> 17)) * 0x1B873593) & WORD_MASK
+
+
+@helper
+def murmur3_bytes(cursor: int, length: int) -> int:
+    state = 0
+    for _ in range(length >> 2):
+        state ^= murmur3_mix(load_u32(cursor))
+        state = (((state << 13) | (state >> 19)) * 5 + 0xE6546B64) & WORD_MASK
+        cursor += 4
+    word = 0
+    for index in range(length & 3):
+        word |= load_u8(cursor + index) << (8 * index)
+    state ^= murmur3_mix(word) ^ length
+    state = ((state ^ (state >> 16)) * 0x85EBCA6B) & WORD_MASK
+    state = ((state ^ (state >> 13)) * 0xC2B2AE35) & WORD_MASK
+    return state ^ (state >> 16)
+
+
+@kernel(VOID(INT64_IN, INT, INT32))
+def murmur3_buckets(column: Any, buckets: int, out: Any) -> None:
+    """Write the bucket of each cell, or -1 for a null cell."""
+    offsets, wide, data, valid, first = column[0], column[1], column[2], column[4], column[5]
+    out_at = address(out)
+    for row in range(len(out)):
+        length, source = cell(offsets, wide, data, valid, first + row)
+        bucket = -1 if length < 0 else (murmur3_bytes(source, length) & 0x7FFFFFFF) % buckets
+        store_i32(out_at + 4 * row, bucket)
 
 
 @helper
