@@ -714,7 +714,7 @@ def test_partitions_written_during_the_import_are_rejected(root: Root) -> None:
     intent = ImportIntent(
         before.topic_id, (ImportedPartition(0, 0, 5, None, 0, ()), ImportedPartition(1, 0, 5, None, 0, ()))
     )
-    with pytest.raises(Conflict, match="partition 1 of topic 't': expected an empty partition, found log end 1"):
+    with pytest.raises(Conflict, match="expected an empty partition, found log end offset 1"):
         topic.log.commit(intent, before)
     assert topic.log.state().log_end.tolist() == [0, 1]
 
