@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from sparklog.errors import SparklogError
 from sparklog.storage.store import Store
@@ -22,6 +22,17 @@ def map_requests(store: Store, request: Callable[[T], R], items: Sequence[T]) ->
     """
     threads = min(store.parallel_reads, len(items))
     return map(request, items) if threads <= 1 else _map_in_threads(threads, request, items)
+
+
+def request_both(store: Store, first: Callable[[], T], second: Callable[[], R]) -> tuple[T, R]:
+    """Return the results of two functions that make requests to `store`.
+
+    The functions run in parallel if the store's `parallel_reads` is above 1, and otherwise one after the other. If both
+    raise an error, the error of `first` is raised.
+    """
+    requests: tuple[Callable[[], Any], ...] = first, second
+    first_result, second_result = map_requests(store, lambda request: request(), requests)
+    return first_result, second_result
 
 
 def _map_in_threads(threads: int, request: Callable[[T], R], items: Sequence[T]) -> Iterator[R]:

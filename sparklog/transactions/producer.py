@@ -278,7 +278,7 @@ class Transaction:
                 writer.write(batch)
                 has_accepted_rows = True
         except BaseException as error:
-            if has_accepted_rows or writer.has_failed:
+            if has_accepted_rows or writer.has_lost_rows:
                 self._failure = str(error) or type(error).__name__
                 self._discard_rows()
             raise
@@ -351,7 +351,7 @@ class Transaction:
         """
         self._check_open()
         try:
-            self._prepare(inline=False)
+            self._prepare(may_inline=False)
             groups = self._prepared_groups
             self._producer.log.write(lambda base: prepare(base, self.n, self._prepared, self._part, groups))
         except Exception:
@@ -482,7 +482,7 @@ class Transaction:
         except SparklogError as error:
             _LOG.warning("cannot abort transaction %s of '%s', so it will time out: %s", self.n, self.id, error)
 
-    def _prepare(self, *, inline: bool = True) -> None:
+    def _prepare(self, *, may_inline: bool = True) -> None:
         # Prepare groups first, so that a superseded member fails before its rows can hold back the last stable offset
         # of a topic.
         for name, offsets in self._offsets.items():
@@ -490,9 +490,9 @@ class Transaction:
             number = group.prepare(self._members[name], self.id, self.n, timeout_ms, offsets)
             self._prepared_groups.append(PreparedGroup(name, number, self._part))
         self._offsets.clear()
-        self._prepare_topics(inline)
+        self._prepare_topics(may_inline)
 
-    def _prepare_topics(self, inline: bool = True) -> None:
+    def _prepare_topics(self, may_inline: bool = True) -> None:
         for topic, (target, writer) in self._writers.items():
             self._files.setdefault(topic, []).append(TopicFiles(target, tuple(writer.finish())))
         self._writers.clear()
@@ -503,7 +503,7 @@ class Transaction:
                 continue
             txn = Txn(self.id, self.n, dict(siblings), self._producer.timeout_ms)
             target = _oldest(topic, [part.target for part in parts])
-            outcome = self._root.engine.log(topic).commit_append(files, target, txn=txn, inline=inline)
+            outcome = self._root.engine.log(topic).commit_append(files, target, txn=txn, may_inline=may_inline)
             siblings[topic] = outcome.version
             self._outcomes[topic] = outcome
             self._prepared.append(Prepared(topic, target.topic_id, outcome.version, outcome.commit_id, self._part))

@@ -6,6 +6,7 @@ import pytest
 
 from sparklog.log.state.commit import COMMIT_JSON
 from sparklog.log.state.writer_runs import KAFKA_WRITER, KafkaWriterKey, SequenceConflict
+from sparklog.log.topic.appending import write_rows
 from sparklog.log.topic.topic import Topic
 from sparklog.retention.vacuum import IDLE_KAFKA_MS, idle_writers
 from sparklog.serve.batch_checks import writer_id
@@ -13,7 +14,8 @@ from sparklog.testing.world import World
 
 
 def append(topic: Topic, *keys: KafkaWriterKey) -> None:
-    files, target = topic.log.write({"value": ["a"]}, None, None)
+    append = write_rows(topic.log, {"value": ["a"]})
+    files, target = append.files, append.target
     topic.log.commit_append(files, target, kafka_writers=keys)
 
 

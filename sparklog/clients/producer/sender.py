@@ -13,6 +13,7 @@ from sparklog.clients.producer.sequences import TopicSequences
 from sparklog.errors import BadRequest, SparklogError, Unavailable
 from sparklog.log.state.slices import FileSlices
 from sparklog.log.state.writer_runs import WriterKey
+from sparklog.log.topic.appending import write_rows
 from sparklog.log.topic.engine import TopicLog
 from sparklog.log.topic.root import Root
 from sparklog.log.write.append_target import AppendTarget, WriteOptions
@@ -121,7 +122,7 @@ class Sender:
             partitions = log.state(refresh=False).partitions
             try:
                 rows = rows_of(records, partitions, seed, options.batch_bytes)
-                files, target = log.write(rows, options, None)
+                append = write_rows(log, rows, options)
             except BadRequest:
                 target = log.append_target()
                 rejected = rejected_rows(records, target, self._root.env, options, seed)
@@ -134,6 +135,7 @@ class Sender:
             except Unavailable as error:
                 raise _not_published(error, len(records)) from error
             else:
+                files, target = append.files, append.target
                 if target.partitions == partitions:
                     return WrittenRecords(PartitionedRows.of(rows, target, records, batch.count), files, target)
 

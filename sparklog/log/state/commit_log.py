@@ -35,7 +35,7 @@ from sparklog.log.state.embedded_commits import (
 from sparklog.log.state.invariants import check_commit
 from sparklog.log.state.slice_table import SliceTable, Snapshot
 from sparklog.log.state.topic_state import EMPTY, TopicState
-from sparklog.storage.parallel_reads import map_requests
+from sparklog.storage.parallel_reads import request_both
 
 if TYPE_CHECKING:
     from sparklog.log.state.commit_intents import Draft, Intent, Nothing
@@ -227,14 +227,13 @@ class CommitLog(Journal[LogState, Commit, "Draft"]):
         if not (self._numbered.is_remote and self.store.lists_after):
             return super()._opened(checkpoints, seen)
         latest = checkpoints[-1] if checkpoints else -1
-        requests: tuple[Callable[[], LogState | list[int] | None], ...] = (
+        readable, listed = request_both(
+            self.store,
             lambda: self._first_readable(reversed(checkpoints)),
             lambda: self._numbered.listed(latest),
         )
-        state, listed = map_requests(self.store, lambda request: request(), requests)
-        state = state if isinstance(state, LogState) else self._empty()
-        numbers = listed if isinstance(listed, list) else []
-        return self._read_from(state, seen, self._read_with_embedded(state, numbers), max(numbers, default=latest))
+        state = readable or self._empty()
+        return self._read_from(state, seen, self._read_with_embedded(state, listed), max(listed, default=latest))
 
     def _read_with_embedded(self, state: LogState, listed: Sequence[int]) -> list[Commit] | None:
         """Read the commits after a state from a few objects that contain embedded commits. Return None if the commits

@@ -49,57 +49,18 @@ from sparklog.log.journal.clocks import ClockReading
 from sparklog.log.journal.group_commit import GroupCommit
 from sparklog.log.journal.names import append_path
 from sparklog.log.state.append_offsets import AppendIntent
-from sparklog.log.state.commit import Txn
 from sparklog.log.state.commit_intents import Nothing
 from sparklog.log.state.commit_log import CommitLog, CommitResult
 from sparklog.log.state.configs import TopicConfigs
 from sparklog.log.state.slices import FileSlices, content_of
 from sparklog.log.state.topic_state import TopicState
-from sparklog.log.state.writer_runs import TXN, KafkaWriterKey, WriterKey
+from sparklog.log.state.writer_runs import TXN, WriterKey
 from sparklog.log.topic.expiring import warn_of_times
+from sparklog.log.topic.prepared_appends import AppendGroup, PreparedAppend, append_groups
 from sparklog.log.write.append_output import place_inline_records
-from sparklog.log.write.append_target import AppendOutcome, AppendTarget, appended, appended_each
+from sparklog.log.write.append_target import AppendOutcome, AppendTarget
 
 _LOG = logging.getLogger("sparklog.log")
-
-
-class PreparedAppend(NamedTuple):
-    """Files that tasks wrote for `target` and that no commit references yet. They are published atomically.
-
-    * `writer`: the batch that consists of the files; a batch is published only once
-    * `txn`: the transaction that the files belong to
-    * `kafka_writers`: the Kafka producers whose batches are in the files
-    * `inline`: whether small files may become inline records of the commit
-    * `is_optimistic`: whether the files were written for a cached state that may be outdated. The commit fails with
-      `Conflict` if the topic's configs or partitions have changed.
-    """
-
-    files: Sequence[FileSlices]
-    target: AppendTarget
-    writer: WriterKey | None = None
-    txn: Txn | None = None
-    kafka_writers: tuple[KafkaWriterKey, ...] = ()
-    inline: bool = True
-    is_optimistic: bool = False
-
-    def shares_commit_with(self, other: PreparedAppend) -> bool:
-        """Return True if both appends may be in one commit."""
-        needs_own = self._needs_own_commit or other._needs_own_commit
-        return not needs_own and self.target.accepts_files_for(other.target)
-
-    @property
-    def _needs_own_commit(self) -> bool:
-        """Return True if the append must be the only append in its commit.
-
-        A commit has at most one writer, one transaction and one entry per Kafka producer. The limit of its inline
-        records applies to all of its files. If an append has no records, a commit may not be needed.
-        """
-        is_plain = self.writer is None and self.txn is None and not self.kafka_writers and self.inline
-        return not is_plain or not self.records
-
-    @property
-    def records(self) -> int:
-        return sum([sum(file.records) for file in self.files])
 
 
 class _LastCommit(NamedTuple):
@@ -144,38 +105,42 @@ class CommitQueue:
 
     def _commit_all(self, appends: Sequence[PreparedAppend]) -> list[AppendOutcome | SparklogError]:
         """Commit appends in order and in as few commits as possible. Return the result of each append."""
-        groups = [[appends[0]]]
-        for append in appends[1:]:
-            if append.shares_commit_with(groups[-1][0]):
-                groups[-1].append(append)
-            else:
-                groups.append([append])
-        return [outcome for group in groups for outcome in self._commit_valid(group)]
+        return [outcome for group in append_groups(appends) for outcome in self._commit_valid(group)]
 
-    def _commit_valid(self, appends: Sequence[PreparedAppend]) -> Sequence[AppendOutcome | SparklogError]:
-        """Commit appends together. If the topic rejects them, commit each one alone, so that only invalid ones fail."""
+    def _commit_valid(self, group: AppendGroup) -> Sequence[AppendOutcome | SparklogError]:
+        """Commit a group. If the topic rejects it, commit each append alone, so that only invalid appends fail."""
+        appends = group.appends
         try:
-            return self._commit(appends)
+            return self._commit(group)
         except (BadRequest, Conflict, NotFound) as error:
             # Nothing was written.
             if len(appends) == 1:
                 return [error]
         except SparklogError as error:
             return [error] * len(appends)
-        return [outcome for append in appends for outcome in self._commit_valid([append])]
+        return [outcome for append in appends for outcome in self._commit_valid(AppendGroup((append,)))]
 
-    def _commit(self, appends: Sequence[PreparedAppend]) -> list[AppendOutcome]:
-        """Commit appends together, and return their outcomes.
+    def _commit(self, group: AppendGroup) -> list[AppendOutcome]:
+        """Commit a group, and return the outcome of each append."""
+        append = group.joined()
+        result = self._commit_append(append)
+        if result.commit is None:
+            # The append is alone, because an append that may not need a commit has its own group.
+            assert result.nothing is not None
+            return [_skipped(result.nothing, append.writer)]
+        return group.outcomes(result.commit)
 
-        If there are several appends, none of them needs its own commit, and all targets accept the same files.
-        Therefore, the first append and its target are representative of all appends.
-        """
-        append, target, log = appends[0], appends[0].target, self._log
-        # The journal checks the root again if this check is more than a second old. Another append may have a later
-        # check, which would only save a request.
-        root_checked_at = appends[-1].target.root_checked_at
+    def _commit_append(self, append: PreparedAppend) -> CommitResult:
+        """Commit an append, and remember what the next appends need to know about the commit."""
+        log, target = self._log, append.target
         state = self._state_without_kafka_transactions()
-        files = self._placed_files(appends, state)
+        files = place_inline_records(
+            log.store,
+            log.topic,
+            append.files,
+            max_inline_bytes=append.max_inline_bytes,
+            new_path=lambda: append_path(state.version, log.env.new_id()),
+        )
         now_ms = log.env.wall_ms()
         intent = AppendIntent(
             target.topic_id,
@@ -184,18 +149,14 @@ class CommitQueue:
             key=self._completed_key(append),
             txn=append.txn,
             kafka_writers=append.kafka_writers,
-            # If the topic has changed, all appends are rejected, and `_commit_valid` commits each one alone.
-            written_for=(target.partitions, target.configs) if any(each.is_optimistic for each in appends) else None,
+            written_for=(target.partitions, target.configs) if append.is_optimistic else None,
         )
-        result = log.commit(intent, state, root_checked_at=root_checked_at)
-        self._remember_commit(result, state, root_checked_at)
+        result = log.commit(intent, state, root_checked_at=target.root_checked_at)
+        self._remember_commit(result, state, target.root_checked_at)
         self._remember_epoch(result, append.writer)
-        if result.nothing is not None:
-            return [_skipped(result.nothing, append.writer)]
-        self._warn(target.configs, files, now_ms)
-        if len(appends) == 1:
-            return [appended(result.commit, intent.count)]
-        return appended_each(result.commit, [append.files for append in appends])
+        if result.commit is not None:
+            self._warn(target.configs, files, now_ms)
+        return result
 
     def _state_without_kafka_transactions(self) -> TopicState:
         """End transactions that Kafka left open in an imported topic, and return the cached state."""
@@ -206,19 +167,6 @@ class CommitQueue:
             end_before_append(self._log)
             state = self._log.current().topic_state
         return state
-
-    def _placed_files(self, appends: Sequence[PreparedAppend], state: TopicState) -> list[FileSlices]:
-        """Return the files of all appends. Inline files are joined. If their total size is too large, they are written
-        to an append file.
-        """
-        log, append = self._log, appends[0]
-        return place_inline_records(
-            log.store,
-            log.topic,
-            append.files if len(appends) == 1 else [file for each in appends for file in each.files],
-            max_inline_bytes=append.target.inline_bytes if append.inline else 0,
-            new_path=lambda: append_path(state.version, log.env.new_id()),
-        )
 
     def _completed_key(self, append: PreparedAppend) -> WriterKey | None:
         """Return the writer key of a batch with the content of the batch and the run's epoch in this topic."""

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import logging
 import shlex
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -26,7 +26,7 @@ from sparklog.log.journal.names import DEFAULTS_FOLDER, defaults_copy_key, numbe
 from sparklog.log.journal.seen_state import RootAccess
 from sparklog.log.state.configs import TopicConfigs
 from sparklog.log.state.root_defaults import DEFAULTS, ID, RootDefaults
-from sparklog.storage.parallel_reads import map_requests
+from sparklog.storage.parallel_reads import request_both
 from sparklog.storage.retries import Backoff
 
 _LOG = logging.getLogger("sparklog.log")
@@ -103,7 +103,10 @@ class DefaultsLog(EntryLog[RootDefaults]):
             return last
         # Writers check once per process. Jobs check each time, because they use the defaults to delete records.
         is_checked = latest or last is None
-        has_entry, copies = self._entry_and_copies(must_check) if is_checked else (self._has_first_entry(), [])
+        if is_checked:
+            has_entry, copies = request_both(self.store, self._has_first_entry, partial(self._copies, must_check))
+        else:
+            has_entry, copies = self._has_first_entry(), []
         has_entries = has_entry or (latest and any(self.store.list(f"{self.prefix}/_log/")))
         defaults = self.refresh() if has_entries else RootDefaults(ID)
         return self._cache(now, self._checked(defaults, copies) if is_checked else defaults)
@@ -135,12 +138,6 @@ class DefaultsLog(EntryLog[RootDefaults]):
                 raise
             _LOG.debug("cannot check whether the defaults of %s are lost: %s", self.store.location, error)
             return []
-
-    def _entry_and_copies(self, must_check: bool) -> tuple[bool, Sequence[int]]:
-        copies_of = partial(self._copies, must_check=must_check)
-        requests: tuple[Callable[[], bool | Sequence[int]], ...] = (self._has_first_entry, copies_of)
-        has_entry, copies = map_requests(self.store, lambda request: request(), requests)
-        return has_entry is True, copies if not isinstance(copies, bool) else ()
 
     def _has_first_entry(self) -> bool:
         """Return True if the first entry exists. Most roots have no entries."""

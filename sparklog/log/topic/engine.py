@@ -8,38 +8,37 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import suppress
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from sparklog.errors import BadRequest, Conflict, NotFound, SparklogError
+from sparklog.errors import Conflict, NotFound, SparklogError
 from sparklog.log.decisions.decision_log import DecisionLogs, read_snapshot
-from sparklog.log.journal.clocks import ClockReading, Env
+from sparklog.log.journal.clocks import Env
 from sparklog.log.journal.combined_writes import CombinedWrites
 from sparklog.log.journal.entry_log import EntryKind, EntryLog, StateEntry
 from sparklog.log.journal.names import topic_names
 from sparklog.log.journal.seen_state import RootAccess
 from sparklog.log.state.commit import Commit, Txn
+from sparklog.log.state.commit_intents import DeleteIntent, Intent
 from sparklog.log.state.commit_log import CommitLog
 from sparklog.log.state.configs import TopicConfigs
 from sparklog.log.state.slice_table import Snapshot
 from sparklog.log.state.slices import FileSlices
 from sparklog.log.state.topic_state import TopicState
 from sparklog.log.state.writer_runs import KafkaWriterKey, WriterKey
-from sparklog.log.topic.defaults import METADATA_MAX_AGE_MS, DefaultsLog
+from sparklog.log.topic.defaults import DefaultsLog
 from sparklog.log.topic.expiring import CREATED_TOPIC
+from sparklog.log.topic.prepared_appends import PreparedAppend
+from sparklog.log.write.append_target import AppendOutcome, AppendTarget
 from sparklog.storage.fork_safety import ForkLock
-from sparklog.storage.parallel_reads import map_requests, read_each
+from sparklog.storage.parallel_reads import read_each
 from sparklog.storage.store import Store
 
 if TYPE_CHECKING:
-    from sparklog.log.state.commit_intents import Intent
-    from sparklog.log.topic.commit_queue import CommitQueue, PreparedAppend
-    from sparklog.log.write.append_target import AppendOutcome, AppendTarget, WriteOptions
-    from sparklog.log.write.arrow_data import ArrowData
+    from sparklog.log.topic.commit_queue import CommitQueue
 
 E = TypeVar("E", bound=StateEntry)
 HANDLES_PER_SWEEP = 4_096
+"""The number of new handles after which handles that are no longer needed are evicted."""
 _NEW_QUEUE = ForkLock()
 """A lock that is held while the commit queue of a topic is created, so that all threads share one queue."""
 _LOG = logging.getLogger("sparklog.log")
@@ -109,7 +108,9 @@ class RootEngine:
     def combined(self, log: EntryLog[E]) -> CombinedWrites[E]:
         """Return the writer that combines the entries of all threads of this process for a log."""
         writes = self._combined.get(log.prefix)
-        return self._combined.setdefault(log.prefix, CombinedWrites(log)) if writes is None else writes
+        if writes is None:
+            writes = self._combined.setdefault(log.prefix, CombinedWrites(log))
+        return writes
 
     def all_topics(self) -> Iterator[str]:
         """Yield the names of all topics, including deleted topics."""
@@ -145,8 +146,9 @@ class RootEngine:
             if created is None or log.withdraw(created):
                 raise
             _LOG.warning("%s; topic '%s' is kept, because another process already uses it", clash, topic)
-        count, location = log.state(refresh=False).partitions, self.store.location
-        CREATED_TOPIC.info("created topic %s with %d partition%s in %s", topic, count, "s" * (count > 1), location)
+        count = log.state(refresh=False).partitions
+        partitions = "1 partition" if count == 1 else f"{count} partitions"
+        CREATED_TOPIC.info("created topic %s with %s in %s", topic, partitions, self.store.location)
         return log
 
     def _check_differs_in_more_than_case(self, topic: str) -> None:
@@ -179,9 +181,10 @@ class TopicLog(CommitLog):
         return read_snapshot(self.engine.decisions, self)
 
     def withdraw(self, created: Commit) -> bool:
-        """Delete a topic that was just created. Return False if it has another commit and therefore was not deleted."""
-        from sparklog.log.state.commit_intents import DeleteIntent
+        """Delete a topic that was just created. Return False if the topic has another commit and was not deleted.
 
+        If another process has deleted the topic, or has also created it again, return True.
+        """
         try:
             self.commit(DeleteIntent(created.topic_id, created.version))
         except NotFound:
@@ -194,6 +197,7 @@ class TopicLog(CommitLog):
     def queue(self) -> CommitQueue:
         """The queue that publishes the appends of all threads of this process."""
         if self._queue is None:
+            # Processes that only read or plan do not need the modules that encode commits.
             from sparklog.log.topic.commit_queue import CommitQueue
 
             with _NEW_QUEUE:
@@ -202,99 +206,7 @@ class TopicLog(CommitLog):
 
     def append_target(self, refresh: bool = True) -> AppendTarget:
         """Return the target of the latest state, or of the cached state if `refresh` is false."""
-        return self._target(self.refresh_checking_root() if refresh else None)
-
-    def append(self, data: ArrowData, options: WriteOptions | None, writer: WriterKey | None) -> AppendOutcome:
-        """Write rows and publish them. If possible, append them optimistically first; see `commit_queue`."""
-        write = self._file_writer(data, options, writer)
-        target = self._optimistic_target(data)
-        if target is not None:
-            # If the rows or the commit are rejected, the latest state may still accept the rows.
-            with suppress(BadRequest, Conflict):
-                return self.queue.publish(write(target)._replace(is_optimistic=True))
-        return self.queue.publish(self._written_for_latest_state(data, write))
-
-    def write(
-        self, data: ArrowData, options: WriteOptions | None, writer: WriterKey | None
-    ) -> tuple[Sequence[FileSlices], AppendTarget]:
-        """Write rows to files that no commit references yet."""
-        append = self._written_for_latest_state(data, self._file_writer(data, options, writer))
-        return append.files, append.target
-
-    def _file_writer(
-        self, data: ArrowData, options: WriteOptions | None, writer: WriterKey | None
-    ) -> Callable[[AppendTarget], PreparedAppend]:
-        """Return a function that writes the rows to files for a target."""
-        from sparklog.log.topic.commit_queue import PreparedAppend
-        from sparklog.log.write.arrow_data import write_files
-
-        if writer is not None:
-            writer.check()
-        return lambda target: PreparedAppend(
-            write_files(data, target, self.env, options=options, writer=writer), target, writer
-        )
-
-    def _optimistic_target(self, data: ArrowData) -> AppendTarget | None:
-        """Return the cached state as a target for an optimistic append. Return None if this append is not possible."""
-        from sparklog.log.write.arrow_data import is_table
-
-        if not is_table(data):
-            return None
-        cached = self._cached_target()
-        if cached is None or data.nbytes > cached.inline_bytes // 2:
-            return None
-        return self.queue.optimistic_target(cached)
-
-    def _written_for_latest_state(
-        self, data: ArrowData, write: Callable[[AppendTarget], PreparedAppend]
-    ) -> PreparedAppend:
-        """Write rows for the latest state.
-
-        If the data is a table and the store is remote, the rows are written for the cached state while the latest state
-        is read. Other data can be read only once, and reading the latest state of a local topic takes almost no time.
-        """
-        from sparklog.log.write.arrow_data import is_table
-
-        cached = self._cached_target() if is_table(data) else None
-        return write(self.append_target()) if cached is None else self._write_while_refreshing(cached, write)
-
-    def _write_while_refreshing(
-        self, cached: AppendTarget, write: Callable[[AppendTarget], PreparedAppend]
-    ) -> PreparedAppend:
-        """Write rows for the cached state while the latest state is read in parallel.
-
-        If the topic's partitions or configs have changed, the rows are written again, and the vacuum deletes the first
-        files.
-        """
-
-        def write_early() -> PreparedAppend | SparklogError:
-            try:
-                # The refresh checks the root in parallel, so the writer does not have to. The time of this check
-                # replaces the time below before the files are published.
-                return write(replace(cached, root_checked_at=self.env.now()))
-            except SparklogError as error:
-                return error
-
-        append: PreparedAppend | SparklogError
-        requests: tuple[Callable[[], Any], ...] = self.refresh_checking_root, write_early
-        root_checked_at, append = map_requests(self.store, lambda request: request(), requests)
-        latest = self._target(root_checked_at)
-        if self.state(refresh=False).floor > cached.read_version or not latest.accepts_files_for(cached):
-            return write(self.append_target())
-        if isinstance(append, SparklogError):
-            raise append
-        return append._replace(target=replace(cached, root_checked_at=root_checked_at))
-
-    def _cached_target(self) -> AppendTarget | None:
-        """Return the target of the cached state if the store is remote and the state is at most a few minutes old."""
-        known, seen = self.known(), self.known_since()
-        if self.store.parallel_reads == 1 or known is None or seen is None or not known.topic_state.exists:
-            return None
-        return self._target(None) if self.env.elapsed_ms(seen) < METADATA_MAX_AGE_MS else None
-
-    def _target(self, root_checked_at: ClockReading | None) -> AppendTarget:
-        from sparklog.log.write.append_target import AppendTarget
-
+        root_checked_at = self.refresh_checking_root() if refresh else None
         state = self.state(refresh=False)
         configs = self.engine.defaults.of_topic(self.topic, state.configs)
         return AppendTarget(
@@ -322,7 +234,7 @@ class TopicLog(CommitLog):
         writer: WriterKey | None = None,
         txn: Txn | None = None,
         kafka_writers: tuple[KafkaWriterKey, ...] = (),
-        inline: bool = True,
+        may_inline: bool = True,
         is_optimistic: bool = False,
     ) -> AppendOutcome:
         """Publish files that tasks wrote for `target`, atomically. `PreparedAppend` describes the parameters.
@@ -336,8 +248,6 @@ class TopicLog(CommitLog):
             NotFound: the topic was deleted.
             Unavailable: the store failed. If `is_unknown` is true, the files may have been published.
         """
-        from sparklog.log.topic.commit_queue import PreparedAppend
-
         return self.queue.publish(
             PreparedAppend(
                 files,
@@ -345,7 +255,7 @@ class TopicLog(CommitLog):
                 writer=writer,
                 txn=txn,
                 kafka_writers=kafka_writers,
-                inline=inline,
+                may_inline=may_inline,
                 is_optimistic=is_optimistic,
             )
         )

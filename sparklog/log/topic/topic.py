@@ -237,7 +237,10 @@ class Topic(TopicReader):
             outcome = topic.append(pa.table({"value": ["lamp", "desk"]}), options=WriteOptions(codec="lz4"))
             print(outcome.version)
         """
-        return self.log.append(data, options, writer)
+        # Processes that only read or plan do not need the encoder.
+        from sparklog.log.topic.appending import append_rows
+
+        return append_rows(self.log, data, options, writer)
 
     @checked()
     def count(self, *, isolation_level: IsolationLevel = READ_COMMITTED) -> RecordCount:

@@ -19,7 +19,7 @@ from sparklog.log.journal.clocks import Env
 from sparklog.log.journal.names import append_path, file_key
 from sparklog.log.state.slices import INLINE_PATH, FileSlices
 from sparklog.log.write.append_target import AppendTarget
-from sparklog.storage.parallel_reads import map_requests
+from sparklog.storage.parallel_reads import request_both
 from sparklog.storage.store import ObjectWriter, Store
 
 Bytes = bytes | bytearray | memoryview
@@ -142,18 +142,17 @@ class SliceOutput:
         if output is None:
             return
         if not self._must_check_root():
-            closed: FileSlices | None = output.close()
+            closed = output.close()
         else:
-            requests: list[Callable[[], FileSlices | None]] = [output.close, self._target.check_root]
             try:
-                closed, _ = map_requests(self._target.store, lambda request: request(), requests)
+                closed, _ = request_both(self._target.store, output.close, self._target.check_root)
             except SparklogError:
                 # The root may have been replaced, so the file may be in another root.
                 with suppress(SparklogError):
                     self._target.store.delete(file_key(self._target.topic, output.path))
                 raise
         self._is_root_checked = True
-        self._files += [] if closed is None else [closed]
+        self._files.append(closed)
 
 
 def is_inline(file: FileSlices) -> bool:

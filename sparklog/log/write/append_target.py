@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
-from itertools import islice
 
 from sparklog.arguments import INTEGER
 from sparklog.common.settings import int64, one_of
@@ -12,9 +11,8 @@ from sparklog.errors import BadRequest, NotFound
 from sparklog.format.record_batch import CODECS, Codec
 from sparklog.log.journal.clocks import ClockReading
 from sparklog.log.journal.names import read_root_id
-from sparklog.log.state.commit import Commit
 from sparklog.log.state.configs import TopicConfigs
-from sparklog.log.state.slices import INLINE_PATH, FileSlices
+from sparklog.log.state.slices import FileSlices
 from sparklog.storage.store import Store
 
 
@@ -101,43 +99,6 @@ class AppendOutcome:
     note: str = ""
     commit_id: str = ""
     time_ms: int = -1
-
-
-def appended(commit: Commit | None, records: int) -> AppendOutcome:
-    """Return the result of an append that has its own commit."""
-    if commit is None or not commit.files:
-        version, commit_id = (-1, "") if commit is None else (commit.version, commit.commit_id)
-        return AppendOutcome(
-            version, {}, {}, 0, True, "the batch was replayed; only the new run was recorded", commit_id
-        )
-    base: dict[int, int] = {}
-    end: dict[int, int] = {}
-    for file in commit.files:
-        for partition, first, offsets in zip(file.partition, file.base, file.offsets, strict=True):
-            base.setdefault(partition, first)
-            end[partition] = first + offsets
-    return AppendOutcome(commit.version, base, end, records, commit_id=commit.commit_id, time_ms=commit.created_ms)
-
-
-def appended_each(commit: Commit | None, appends: Sequence[Sequence[FileSlices]]) -> list[AppendOutcome]:
-    """Return the result of each append in a shared commit, given the files of each append."""
-    assert commit is not None
-    slices = {file.path: zip(file.partition, file.base, file.offsets, strict=True) for file in commit.files}
-    # The inline files of all appends are one file of the commit, in append order.
-    inline = next(iter(slices.keys() - {file.path for files in appends for file in files}), INLINE_PATH)
-    outcomes = []
-    for files in appends:
-        base: dict[int, int] = {}
-        end: dict[int, int] = {}
-        for file in files:
-            for partition, first, offsets in islice(slices[file.path or inline], len(file)):
-                base.setdefault(partition, first)
-                end[partition] = first + offsets
-        records = sum([sum(file.records) for file in files])
-        outcomes.append(
-            AppendOutcome(commit.version, base, end, records, commit_id=commit.commit_id, time_ms=commit.created_ms)
-        )
-    return outcomes
 
 
 FILE_BYTES = 1 << 30

@@ -8,7 +8,7 @@ that references the file assigns the final offsets. The order of rows in a parti
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 
@@ -73,21 +73,18 @@ class AppendWriter:
         """The number of records and bytes by partition. Rows whose partition this writer chose are counted under
         `ANY_PARTITION`.
         """
-        self._failure: str | None = None
-        """The reason why accepted rows were lost, or None if no accepted rows were lost."""
-        self._is_finished = False
-
-    @property
-    def has_failed(self) -> bool:
-        """True if the writer has lost accepted rows."""
-        return self._failure is not None
+        self.has_lost_rows = False
+        """True if an error occurred after the writer has accepted rows."""
+        self._unusable: str | None = None
+        """The reason why the writer can no longer be used, with advice, or None if it can be used."""
 
     def write(self, batch: pa.RecordBatch) -> None:
         """Add the rows of a batch. Raises `BadRequest` if the columns of the batch are invalid."""
         self._check_usable()
-        # Outside `_failing`, because a batch with invalid columns is rejected before any of its rows is accepted.
+        # If the columns are invalid, the batch is rejected before any of its rows is accepted, and the writer can still
+        # be used.
         chunks = checked_chunks(batch, self._options.buffer_bytes)
-        with self._failing():
+        with self._unusable_after_error():
             for chunk in chunks:
                 if self._pending_bytes + chunk.nbytes > self._options.buffer_bytes:
                     self._flush()
@@ -99,20 +96,21 @@ class AppendWriter:
     def flush(self) -> None:
         """Encode and upload the buffered rows, so that several writers can share one memory budget."""
         self._check_usable()
-        with self._failing():
+        with self._unusable_after_error():
             self._flush()
 
     def _flush(self) -> None:
-        """Encode and upload the buffered rows. If this fails, some of them are lost; see `_failing`."""
+        """Encode and upload the buffered rows. If this fails, some of them are lost; see `_unusable_after_error`."""
         if not self._pending:
             return
         now_ms = self._env.wall_ms()
         pending, self._pending, self._pending_bytes = self._pending, [], 0
         batches = [self._partitioned(batches, now_ms) for batches in joinable(pending)]
         for partition, encoded in encode_rows(batches, options=self._encode):
+            # The partitioner chose the partition of the "free" records, which have no key and no explicit partition.
             self._count(partition, encoded.records - encoded.free_records, encoded.content_bytes - encoded.free_bytes)
             self._count(ANY_PARTITION, encoded.free_records, encoded.free_bytes)
-            self._output.add(self._described(partition, encoded, now_ms), encoded.buffers)
+            self._output.add(self._written_slice(partition, encoded, now_ms), encoded.buffers)
 
     def finish(self) -> list[FileSlices]:
         """Flush, and return the durable files or an inline file for `TopicLog.commit_append`.
@@ -120,40 +118,41 @@ class AppendWriter:
         The writer can no longer be used, because another `finish` would return the same records again.
         """
         self._check_usable()
-        with self._failing():
+        with self._unusable_after_error():
             self._flush()
             files = self._output.finish()
-        self._is_finished = True
-        if not files:
-            return files
-        # The last file gets the total counts, because the content does not depend on how rows are divided into files.
-        no_rows, all_rows = RowCounts(self._target.partitions, {}), RowCounts(self._target.partitions, self._counts)
-        *earlier, last = files
-        return [*(replace(file, counts=no_rows) for file in earlier), replace(last, counts=all_rows)]
+        self._unusable = "has finished; write further rows with a new writer"
+        return self._with_counts(files)
+
+    def _with_counts(self, files: Sequence[FileSlices]) -> list[FileSlices]:
+        """Return the files with row counts. The last file has the counts of all files, so that the sum does not depend
+        on how the rows are divided into files.
+        """
+        partitions = self._target.partitions
+        counted = [replace(file, counts=RowCounts(partitions, {})) for file in files]
+        if counted:
+            counted[-1].counts = RowCounts(partitions, self._counts)
+        return counted
 
     def discard(self) -> None:
         """Discard all rows. The writer can no longer be used."""
-        self._failure = self._failure or "the rows were discarded"
+        self._unusable = self._unusable or "has discarded its rows; write all rows again with a new writer"
         self._pending, self._pending_bytes = [], 0
         self._output.discard()
 
     def _check_usable(self) -> None:
-        """Raise `BadRequest` if the writer has lost accepted rows or has finished."""
-        if self._failure is not None:
-            raise BadRequest(
-                f"the writer of topic '{self._target.topic}' has lost rows and cannot be used: {self._failure}; write "
-                "all rows again with a new writer"
-            )
-        if self._is_finished:
-            raise BadRequest(f"the writer of topic '{self._target.topic}' has finished; write rows with a new writer")
+        if self._unusable is not None:
+            raise BadRequest(f"the writer of topic '{self._target.topic}' {self._unusable}")
 
     @contextmanager
-    def _failing(self) -> Iterator[None]:
+    def _unusable_after_error(self) -> Iterator[None]:
         """Make the writer unusable if an error occurs, because the error may have lost accepted rows."""
         try:
             yield
         except BaseException as error:
-            self._failure = str(error) or type(error).__name__
+            reason = str(error) or type(error).__name__
+            self._unusable = f"has lost rows and cannot be used: {reason}; write all rows again with a new writer"
+            self.has_lost_rows = True
             raise
 
     def _partitioned(self, batches: list[pa.RecordBatch], now_ms: int) -> EncoderRows:
@@ -162,15 +161,21 @@ class AppendWriter:
         _check_rows(rows, self._target, now_ms)
         partition = self._partitioner.assign(rows.n, key=rows.key, value=rows.value, partition=rows.partition)
         is_explicit = None if rows.partition is None else valid_rows(rows.partition)
-        lanes = None if self._target.partitions == 1 else partition
-        return EncoderRows(rows.key, rows.value, rows.headers, rows.timestamp, partition=lanes, explicit=is_explicit)
+        return EncoderRows(
+            rows.key,
+            rows.value,
+            rows.headers,
+            rows.timestamp,
+            partition=None if self._target.partitions == 1 else partition,
+            explicit=is_explicit,
+        )
 
     def _count(self, partition: int, records: int, nbytes: int) -> None:
         if records:
             before = self._counts.get(partition, (0, 0))
             self._counts[partition] = before[0] + records, before[1] + nbytes
 
-    def _described(self, partition: int, encoded: EncodedSlice, now_ms: int) -> WrittenSlice:
+    def _written_slice(self, partition: int, encoded: EncodedSlice, now_ms: int) -> WrittenSlice:
         """Return the description of a slice, which is stored in the footer of its file and in the commit."""
         flags = SliceFlag.LOG_APPEND_TIME if self._encode.log_append_time else SliceFlag.NONE
         if encoded.has_null_keys:
@@ -185,7 +190,7 @@ class AppendWriter:
             max_ts=now_ms if encoded.max_ts < 0 else encoded.max_ts,
             crc=encoded.crc,
             flags=int(flags),
-            index=_index(encoded),
+            index=_slice_index(encoded),
         )
 
 
@@ -208,7 +213,7 @@ def _check_rows(rows: Rows, target: AppendTarget, now_ms: int) -> None:
             )
 
 
-def _index(encoded: EncodedSlice) -> SliceIndex | None:
+def _slice_index(encoded: EncodedSlice) -> SliceIndex | None:
     """Return the index of a slice, or None if the slice is small."""
     if encoded.nbytes <= INDEX_MIN_BYTES:
         return None

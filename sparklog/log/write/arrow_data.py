@@ -43,10 +43,19 @@ def write_files(
     *,
     options: WriteOptions | None,
     writer: WriterKey | None,
+    is_root_checked: bool = False,
     allow_negative_timestamps: bool = False,
 ) -> list[FileSlices]:
+    """Write data to files. `AppendWriter` describes the parameters."""
     seed = sticky_seed(writer.id, writer.batch) if writer is not None else env.random.getrandbits(63)
-    sink = AppendWriter(target, options, env, seed, allow_negative_timestamps=allow_negative_timestamps)
+    sink = AppendWriter(
+        target,
+        options,
+        env,
+        seed,
+        is_root_checked=is_root_checked,
+        allow_negative_timestamps=allow_negative_timestamps,
+    )
     try:
         for batch in batches(data):
             sink.write(batch)

@@ -14,6 +14,7 @@ import pytest
 import sparklog
 from sparklog.clients.producer.sequences import TopicSequences
 from sparklog.errors import BadRequest, Conflict, Fenced, SparklogError, Unavailable
+from sparklog.log.topic.appending import write_rows
 from sparklog.log.topic.engine import TopicLog
 from sparklog.log.topic.root import Root
 from sparklog.testing import Call, Crash, Fault, FaultKind, FaultyStore, Script, Seeded, World
@@ -277,7 +278,8 @@ def test_a_late_commit_is_fenced() -> None:
     sequences = TopicSequences(log, "p")
     sequences.start_run()
     late = sequences.writer_key(5)
-    files, target = log.write(pa.table({"value": ["5"]}), None, None)
+    append = write_rows(log, pa.table({"value": ["5"]}))
+    files, target = append.files, append.target
     sequences.failed(Unavailable("no answer"))
     assert sequences.read_last() == 0
     with pytest.raises(Fenced):

@@ -16,8 +16,8 @@ from sparklog.log.journal.documents import document_of
 from sparklog.log.journal.names import commit_key
 from sparklog.log.state.history import History
 from sparklog.log.state.slices import SliceFlag
+from sparklog.log.topic.appending import write_rows
 from sparklog.log.topic.cloning import clone_topic
-from sparklog.log.topic.commit_queue import PreparedAppend
 from sparklog.log.topic.root import Root, open_root
 from sparklog.log.write.append_target import AppendOutcome
 from sparklog.maintenance.work_items import Settings
@@ -128,7 +128,7 @@ def test_appends_return_the_log_append_time_of_their_records_after_a_jump() -> N
     for ahead_ms in (0, YEAR, 1000 - YEAR):
         world.set_wall_clock(ahead_ms)
         log = world.topic("t").log
-        first, *others = [PreparedAppend(*log.write(pa.table({"value": ["a"]}), None, None)) for _ in range(3)]
+        first, *others = [write_rows(log, pa.table({"value": ["a"]})) for _ in range(3)]
         outcomes = [log.queue.publish(first), *log.queue._commit_all(others)]
         assert len({outcome.version for outcome in outcomes if isinstance(outcome, AppendOutcome)}) == 2
         returned += [outcome.time_ms for outcome in outcomes if isinstance(outcome, AppendOutcome)]

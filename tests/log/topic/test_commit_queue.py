@@ -13,6 +13,7 @@ import pytest
 import sparklog
 from sparklog.errors import BadRequest, Unavailable
 from sparklog.log.state.writer_runs import WriterKey
+from sparklog.log.topic.appending import write_rows
 from sparklog.log.topic.topic import Topic
 from sparklog.log.write.append_target import AppendOutcome
 from sparklog.testing.wrapper_stores import WrapperStore
@@ -173,19 +174,19 @@ def test_a_rejected_append_does_not_fail_other_appends(counted_root: CountedRoot
     topic, other = counted_root.topic(1), counted_root.world.root(counted_root.inner).topic("t")
     topic.append(SMALL)
     tables = {"keyed": pa.table({"key": [b"k"], "value": [b"v"]}), "keyless": SMALL}
-    prepared = {name: topic.log.write(rows, None, None) for name, rows in tables.items()}
+    prepared = {name: write_rows(topic.log, rows) for name, rows in tables.items()}
 
     def compact_and_append(topic: Topic) -> AppendOutcome:
         other.alter(configs={"cleanup.policy": "compact"}, force=True)
-        return topic.log.commit_append(*prepared["keyed"])
+        return topic.log.queue.publish(prepared["keyed"])
 
     outcomes = while_one_is_in_flight(
         counted_root,
         topic,
         [
             compact_and_append,
-            lambda topic: topic.log.commit_append(*prepared["keyless"]),
-            lambda topic: topic.log.commit_append(*prepared["keyed"]),
+            lambda topic: topic.log.queue.publish(prepared["keyless"]),
+            lambda topic: topic.log.queue.publish(prepared["keyed"]),
         ],
     )
     assert [type(outcome) for outcome in outcomes] == [AppendOutcome, BadRequest, AppendOutcome]

@@ -27,6 +27,7 @@ from sparklog.log.state import commit, commit_intents
 from sparklog.log.state.commit import decode_commit
 from sparklog.log.state.configs import TopicConfigs
 from sparklog.log.state.embedded_commits import RECENT_RECORDS, RecentRecords
+from sparklog.log.topic.appending import write_rows
 from sparklog.log.topic.topic import Topic
 from sparklog.log.write.append_output import (
     inline_file_bytes,
@@ -209,7 +210,8 @@ def test_a_topic_of_an_older_release_describes_no_inline_records(world: World, m
 
 def test_a_lost_race_changes_offsets_path_and_positions(world: World) -> None:
     topic = inline_topic(world)
-    files, target = topic.log.write(rows(4), None, None)
+    append = write_rows(topic.log, rows(4))
+    files, target = append.files, append.target
     World(world.store).root().topic("t").append(rows(20, 100))
     outcome = topic.log.commit_append(files, target)
     assert (outcome.version, outcome.base) == (2, {0: 10, 1: 10})
@@ -333,7 +335,7 @@ def test_a_task_returns_an_eighth_of_the_inline_limit_but_at_least_16_kib() -> N
 
 def test_inline_files_are_joined_and_written_if_they_are_too_large(world: World) -> None:
     topic = inline_topic(world)
-    one, two = (topic.log.write(rows(4, first), None, None)[0][0] for first in (0, 4))
+    one, two = (write_rows(topic.log, rows(4, first)).files[0] for first in (0, 4))
     assert is_inline(one)
     both = join_inline([one, two])
     assert both.data == slice_bytes(one) + slice_bytes(two) + both.data[-both.footer_length :]

@@ -155,7 +155,7 @@ def test_a_discarded_writer_cannot_be_used(memory: CountedRoot) -> None:
     writer.write(pa.record_batch({"value": ["a"]}))
     writer.discard()
     for call in (writer.flush, writer.finish, lambda: writer.write(pa.record_batch({"value": ["b"]}))):
-        with pytest.raises(BadRequest, match="the rows were discarded"):
+        with pytest.raises(BadRequest, match="the writer of topic 't' has discarded its rows"):
             call()
 
 
@@ -199,4 +199,4 @@ def test_a_finished_writer_cannot_be_used(memory: CountedRoot, inline: int) -> N
     for call in (writer.flush, writer.finish, lambda: writer.write(pa.record_batch({"value": ["b"]}))):
         with pytest.raises(BadRequest, match="the writer of topic 't' has finished"):
             call()
-    assert not writer.has_failed
+    assert not writer.has_lost_rows
