@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from pyspark.sql.datasource import DataSource
 
 from sparklog.datasource import catalog
 from sparklog.datasource.options import Options, ReadOptions, parse_options
-from sparklog.datasource.schema import Projection, check_selected, projection, read_schema
+from sparklog.datasource.schema import check_selected, projection, read_schema
 from sparklog.datasource.spark_versions import stream_reader
 from sparklog.datasource.spark_workers import user_errors, warn_once
 from sparklog.datasource.table_view import check_table, reject_table
@@ -31,6 +32,7 @@ from sparklog.opening import (
 if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
+    from sparklog.datasource.read_task import ReadTask
     from sparklog.datasource.reader import SparklogBatchReader
     from sparklog.datasource.writer import SparklogBatchWriter, SparklogStreamWriter
 
@@ -92,10 +94,10 @@ class SparklogDataSource(DataSource):  # type: ignore[misc]
         self._options.check_batch_read()
         check_table(self._options)
         warn_once((*self._options.warnings, *self._options.idle("batch")))
-        return SparklogBatchReader(self._location_to_read(), self._options, self._projection(schema))
+        return SparklogBatchReader(self._task(self._location_to_read(), schema))
 
     def streamReader(self, schema: StructType) -> Any:  # noqa: N802
-        from sparklog.datasource.reader import FailingStreamReader, SparklogStreamReader
+        from sparklog.datasource.reader import SparklogStreamReader, failing_stream_reader, open_stream
 
         try:
             self._load_table_options(schema)
@@ -105,11 +107,10 @@ class SparklogDataSource(DataSource):  # type: ignore[misc]
             location = self._location_to_read()
             check_group_location(self._options.read, location)
             warn_once(self._options.warnings)
-            reader = SparklogStreamReader(location, self._options, self._projection(schema))
-            return stream_reader(reader, self._options.read)
+            task = self._task(location, schema)
+            return stream_reader(SparklogStreamReader(task, partial(open_stream, task)), self._options.read)
         except SparklogError as error:
-            # If the error were raised here, Spark would report an UnboundLocalError instead.
-            return stream_reader(FailingStreamReader(error))
+            return stream_reader(failing_stream_reader(error))
 
     @user_errors()
     def writer(self, schema: StructType, overwrite: bool) -> SparklogBatchWriter:
@@ -148,9 +149,12 @@ class SparklogDataSource(DataSource):  # type: ignore[misc]
                 raise BadRequest(catalog.NO_OPTIONS)
             self._options = _of_table(options)
 
-    def _projection(self, schema: StructType) -> Projection:
-        check_selected(schema, self._options.read.columns, self._options.read.include_headers)
-        return projection(schema)
+    def _task(self, location: Location, schema: StructType) -> ReadTask:
+        from sparklog.datasource.read_task import ReadTask
+
+        read = self._options.read
+        check_selected(schema, read.columns, read.include_headers)
+        return ReadTask(location, read, projection(schema))
 
     def _check_topics(self, location: Location) -> None:
         """Raise BadRequest in `load` for a root without topic names, or a topic directory with other topic names."""

@@ -17,18 +17,22 @@ so each offset has exactly one sorted form.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import TypeVar
 
 from sparklog.common.parsing import is_digits
 from sparklog.errors import BadRequest, shortened
 
 Positions = Mapping[str, Mapping[int, int]]
+"""An offset of each partition, by topic and partition."""
 OffsetJson = dict[str, object]
 """An offset in the JSON form that Spark stores and compares (see the module docstring)."""
 
 LATEST = -1
 EARLIEST = -2
+T = TypeVar("T")
+U = TypeVar("U")
 
 
 @dataclass(frozen=True)
@@ -39,16 +43,6 @@ class StreamOffset:
     ids: Mapping[str, str] = field(default_factory=dict)
     start: Positions | None = None
     initial: bool = False
-
-    def without(self, positions: Positions) -> StreamOffset:
-        """Return a copy without the partitions in `positions`."""
-        if not positions:
-            return self
-        remaining = {
-            topic: {p: offset for p, offset in offsets.items() if p not in positions.get(topic, {})}
-            for topic, offsets in self.positions.items()
-        }
-        return replace(self, positions=remaining)
 
     def to_json(self) -> OffsetJson:
         """Return the document that Spark stores and compares, in the form that `json.dumps` writes."""
@@ -90,6 +84,16 @@ class StreamOffset:
 
     def get(self, topic: str, partition: int) -> int | None:
         return self.positions.get(topic, {}).get(partition)
+
+
+def map_partitions(
+    values: Mapping[str, Mapping[int, T]], function: Callable[[str, int, T], U]
+) -> dict[str, dict[int, U]]:
+    """Return `function(topic, partition, value)` for each partition."""
+    return {
+        topic: {partition: function(topic, partition, value) for partition, value in of_topic.items()}
+        for topic, of_topic in values.items()
+    }
 
 
 def _positions_json(positions: Positions) -> dict[str, dict[str, int]]:

@@ -8,13 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
+from sparklog.datasource.offsets import Positions, map_partitions
 from sparklog.datasource.options import ReadOptions
 from sparklog.datasource.starting_offsets import Partitions
 from sparklog.format.checkpoint_files import TopicPartition
 from sparklog.log.state.view import LogView, OffsetRange, Stored
 from sparklog.storage.retries import Clock
-
-Offsets = dict[str, dict[int, int]]
 
 
 class RateLimits:
@@ -27,7 +26,7 @@ class RateLimits:
         self._planned_at: float | None = None
         """The time of the last call of `plan` that did not delay the micro-batch, even if no records were available."""
 
-    def plan(self, begin: Offsets, available: Offsets, bounds: Partitions, *, may_delay: bool) -> Offsets:
+    def plan(self, begin: Positions, available: Positions, bounds: Partitions, *, may_delay: bool) -> Positions:
         """Return the end of the next micro-batch, or `begin` if `minOffsetsPerTrigger` delays the micro-batch.
 
         Each call that does not delay the micro-batch starts `maxTriggerDelay` again.
@@ -54,8 +53,8 @@ class RateLimits:
         return sum(part.records for part in stored.values()) < min_offsets
 
     def _cut(
-        self, begin: Offsets, end: Offsets, bounds: Partitions, stored: Mapping[TopicPartition, Stored]
-    ) -> Offsets:
+        self, begin: Positions, end: Positions, bounds: Partitions, stored: Mapping[TopicPartition, Stored]
+    ) -> Positions:
         """Reduce `end` according to `maxOffsetsPerTrigger` and `maxBytesPerTrigger`."""
         max_offsets = self._options.max_offsets_per_trigger
         total = sum(part.records for part in stored.values())
@@ -73,8 +72,8 @@ class RateLimits:
             )
         return end
 
-    def _stored(self, begin: Offsets, end: Offsets, bounds: Partitions) -> dict[TopicPartition, Stored]:
-        """Return the number of stored records and bytes in each offset range. Offsets below the log start are not
+    def _stored(self, begin: Positions, end: Positions, bounds: Partitions) -> dict[TopicPartition, Stored]:
+        """Return the number of stored records and bytes in each offset range. Positions below the log start are not
         counted.
         """
         ranges = [
@@ -87,11 +86,8 @@ class RateLimits:
         return {(offsets.topic, offsets.partition): part for offsets, part in zip(ranges, stored, strict=True)}
 
 
-def _cut_each(ends: Offsets, stored: Mapping[TopicPartition, Stored], cut: Callable[[Stored], int]) -> Offsets:
+def _cut_each(ends: Positions, stored: Mapping[TopicPartition, Stored], cut: Callable[[Stored], int]) -> Positions:
     """Return the end offsets. If records are stored before an end offset, the end offset is replaced with the result of
     `cut`.
     """
-    return {
-        topic: {p: cut(stored[topic, p]) if (topic, p) in stored else end for p, end in offsets.items()}
-        for topic, offsets in ends.items()
-    }
+    return map_partitions(ends, lambda topic, p, end: cut(stored[topic, p]) if (topic, p) in stored else end)

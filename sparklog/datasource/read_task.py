@@ -226,8 +226,8 @@ class ReadTask:
     """Reads the parts of a task. Spark sends a pickled ReadTask to the tasks instead of the reader."""
 
     def __init__(self, location: Location, options: ReadOptions, projection: Projection) -> None:
-        self._location = location
-        self._options = options
+        self.location = location
+        self.options = options
         self._projection = projection
         self._columns = projection.columns if options.keys is None else options.keys.columns(projection.columns)
 
@@ -237,20 +237,20 @@ class ReadTask:
 
         parts = () if partition is None else partition.value or ()
         with user_errors():
-            records, keys = self._records(parts), self._options.keys
+            records, keys = self._records(parts), self.options.keys
             for batch in joined(records if keys is None else keys.rows(records), BATCH_BYTES):
                 shown = self._projection.to_spark(batch)
                 freeze_gc("read", choice.loaded)
                 yield shown
 
     def _records(self, parts: Sequence[Any]) -> Iterator[pa.RecordBatch]:
-        if self._options.is_table:
+        if self.options.is_table:
             from sparklog.log.read.latest_by_key import latest_records, read_part
 
-            read = read_part if self._options.fail_on_data_loss else self._read_remaining
+            read = read_part if self.options.fail_on_data_loss else self._read_remaining
             yield from latest_records(parts, self._columns, read=read)
             return
-        if self._options.fail_on_data_loss:
+        if self.options.fail_on_data_loss:
             from sparklog.log.read.read_plan import read_parts
 
             # Read all parts together, so that adjacent slices of a file are fetched in one request for all partitions
@@ -280,7 +280,7 @@ class ReadTask:
         from sparklog.log.read.read_plan import NativeReadPart
 
         planned = part.range
-        view = open_view(self._location, tailing=False, corrupt_records=self._options.corrupt_records)
+        view = open_view(self.location, tailing=False, corrupt_records=self.options.corrupt_records)
         limits = None
         with suppress(NotFound):
             view.refresh([planned.topic])
@@ -293,4 +293,4 @@ class ReadTask:
             return ()
         start, end = max(following, limits.log_start), min(planned.end, limits.log_end)
         rest = OffsetRange(planned.topic, planned.partition, start, end)
-        return view.plan([rest], self._options.isolation) if start < end else ()
+        return view.plan([rest], self.options.isolation) if start < end else ()

@@ -3,31 +3,30 @@
 Spark creates the stream reader twice per query. The first reader is created in a long-lived process that plans offsets,
 in which the planner remains open. The second reader is only created to be pickled for the tasks. A task receives a
 `ReadTask` instead of the reader, because `__reduce__` pickles a call of `copy` with the `ReadTask`. The modules for
-planning are imported inside functions, because they are not required in the second process.
+planning are imported inside functions, because the second process and the tasks do not use them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from copy import copy
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, Protocol
 
 from pyspark.sql.datasource import DataSourceReader, DataSourceStreamReader, InputPartition
 
 from sparklog.datasource.offsets import OffsetJson
-from sparklog.datasource.options import Options
 from sparklog.datasource.read_task import ReadTask, log_partitions
-from sparklog.datasource.schema import Projection
 from sparklog.datasource.spark_versions import ReadAllAvailable, ReadLimit, ReadMaxRows, SupportsTriggerAvailableNow
 from sparklog.datasource.spark_workers import deferred_sigterm, exit_on_sigterm, gc_paused, user_errors
 from sparklog.errors import SparklogError
-from sparklog.opening import Location, open_view
+from sparklog.opening import open_view
 from sparklog.storage.fork_safety import freeze_gc
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
     from sparklog.datasource.group_progress import GroupProgress
+    from sparklog.datasource.options import ReadOptions
     from sparklog.datasource.stream_plan import StreamPlanner
     from sparklog.log.state.view import LogView
 
@@ -37,16 +36,32 @@ except for Trigger.Once, for which Spark passes `ReadAllAvailable`.
 """
 
 
-class SparklogBatchReader(DataSourceReader):  # type: ignore[misc]
-    """The reader of one `load()`. All actions on the DataFrame of the `load()` read the same offsets."""
+class Task(Protocol):
+    """Reads the partitions of a reader. Spark sends the pickled task to the processes that read."""
 
-    def __init__(self, location: Location, options: Options, projection: Projection) -> None:
-        self._location = location
-        self._options = options
-        self._task = ReadTask(location, options.read, projection)
+    def read(self, partition: InputPartition | None) -> Iterator[pa.RecordBatch]: ...
+
+
+class _TaskReader:
+    """The part of a reader that tasks use."""
+
+    def __init__(self, task: Task) -> None:
+        self._task = task
 
     def __reduce__(self) -> Any:
         return copy, (self._task,)
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        return self._task.read(partition)
+
+
+class SparklogBatchReader(_TaskReader, DataSourceReader):  # type: ignore[misc]
+    """The reader of one `load()`. All actions on the DataFrame of the `load()` read the same offsets."""
+
+    def __init__(self, task: ReadTask) -> None:
+        super().__init__(task)
+        self._location = task.location
+        self._options = task.options
 
     @user_errors()
     @gc_paused()
@@ -56,60 +71,58 @@ class SparklogBatchReader(DataSourceReader):  # type: ignore[misc]
         from sparklog.datasource.table_view import table_partitions
 
         freeze_gc("plan")
-        read = self._options.read
-        view = open_view(self._location, tailing=False, corrupt_records=read.corrupt_records)
-        subscriber = Subscriber(view, self._location, read.subscription)
-        if read.is_table:
-            return table_partitions(view, subscriber, read)
-        return log_partitions(view, batch_ranges(view, subscriber, read), read)
-
-    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        return self._task.read(partition)
+        view = open_view(self._location, tailing=False, corrupt_records=self._options.corrupt_records)
+        subscriber = Subscriber(view, self._location, self._options.subscription)
+        if self._options.is_table:
+            return table_partitions(view, subscriber, self._options)
+        return log_partitions(view, batch_ranges(view, subscriber, self._options), self._options)
 
 
-class _OpenReader(NamedTuple):
-    """The objects that a stream reader opens when it is first called. `progress` is None if the query does not have a
-    consumer group.
-    """
+class OpenStream(NamedTuple):
+    """The objects that plan the micro-batches of a query."""
 
     view: LogView
+    options: ReadOptions
     planner: StreamPlanner
     progress: GroupProgress | None
+    """The query's progress in its consumer group, or None if the query does not have a consumer group."""
 
 
-class SparklogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  # type: ignore[misc]
+def open_stream(task: ReadTask) -> OpenStream:
+    """Open the log of a query, and prepare this process for planning its micro-batches."""
+    from sparklog.datasource.stream_plan import StreamPlanner
+    from sparklog.datasource.subscription import Subscriber
+    from sparklog.log.topic.root import RootView
+
+    options = task.options
+    view = open_view(task.location, tailing=True, corrupt_records=options.corrupt_records)
+    planner = StreamPlanner(view, Subscriber(view, task.location, options.subscription), options)
+    progress = None
+    if options.group_id is not None and isinstance(view, RootView):
+        from sparklog.datasource.group_progress import GroupProgress
+
+        progress = GroupProgress(view.root, options)
+        exit_on_sigterm()
+    freeze_gc("plan")
+    return OpenStream(view, options, planner, progress)
+
+
+class SparklogStreamReader(_TaskReader, DataSourceStreamReader, SupportsTriggerAvailableNow):  # type: ignore[misc]
     """The reader of a streaming query. If the query has a consumer group, the reader also commits the progress of the
     query to the group.
+
+    `open_stream` is called by the first method that requires the stream. If it fails, the next method retries.
     """
 
-    def __init__(self, location: Location, options: Options, projection: Projection) -> None:
-        self._location = location
-        self._options = options
-        self._task = ReadTask(location, options.read, projection)
-        self._open: _OpenReader | None = None
+    def __init__(self, task: Task, open_stream: Callable[[], OpenStream]) -> None:
+        super().__init__(task)
+        self._open_stream = open_stream
+        self._stream: OpenStream | None = None
 
-    def __reduce__(self) -> Any:
-        return copy, (self._task,)
-
-    def _opened(self) -> _OpenReader:
-        """Open the reader if it is not open. If opening fails, the next call retries."""
-        if self._open is None:
-            from sparklog.datasource.stream_plan import StreamPlanner
-            from sparklog.datasource.subscription import Subscriber
-            from sparklog.log.topic.root import RootView
-
-            read = self._options.read
-            view = open_view(self._location, tailing=True, corrupt_records=read.corrupt_records)
-            planner = StreamPlanner(view, Subscriber(view, self._location, read.subscription), read)
-            progress = None
-            if read.group_id is not None and isinstance(view, RootView):
-                from sparklog.datasource.group_progress import GroupProgress
-
-                progress = GroupProgress(view.root, read)
-                exit_on_sigterm()
-            freeze_gc("plan")
-            self._open = _OpenReader(view, planner, progress)
-        return self._open
+    def _opened(self) -> OpenStream:
+        if self._stream is None:
+            self._stream = self._open_stream()
+        return self._stream
 
     @user_errors()
     def initialOffset(self) -> OffsetJson:  # noqa: N802
@@ -124,12 +137,13 @@ class SparklogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     @user_errors()
     def latestOffset(self, start: OffsetJson, limit: ReadLimit) -> OffsetJson:  # noqa: N802
-        _, planner, progress = self._opened()
-        if progress is not None:
-            progress.processed(start)
-        end = planner.latest(start, limited=not isinstance(limit, ReadAllAvailable))
-        if planner.is_finished and progress is not None:
-            progress.finish(start)
+        stream = self._opened()
+        if stream.progress is not None:
+            stream.progress.processed(start)
+        end = stream.planner.latest(start, limited=not isinstance(limit, ReadAllAvailable))
+        is_finished = stream.planner.is_available_now and end == start
+        if stream.progress is not None and is_finished:
+            stream.progress.finish(start)
         return end
 
     @user_errors()
@@ -138,41 +152,40 @@ class SparklogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     @user_errors()
     def partitions(self, start: OffsetJson, end: OffsetJson) -> list[InputPartition]:
-        view, planner, progress = self._opened()
-        # If Spark repeats the last micro-batch after a restart, the run starts with this call, because Spark does not
-        # call `latestOffset` for the repeated micro-batch. Before this call, Spark plans an empty range at the latest
-        # offset, which may not have been processed yet.
-        if progress is not None and start != end:
-            progress.processed(start)
-        return log_partitions(view, planner.ranges(start, end), self._options.read)
-
-    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        return self._task.read(partition)
+        stream = self._opened()
+        # If Spark repeats the last micro-batch after a restart, it calls this method without calling `latestOffset`
+        # first, so commit the start here. Before that, Spark plans the empty range at the end of the micro-batch, which
+        # has not been processed yet.
+        if stream.progress is not None and start != end:
+            stream.progress.processed(start)
+        return log_partitions(stream.view, stream.planner.ranges(start, end), stream.options)
 
     def stop(self) -> None:
         """Leave the group. Correctness does not depend on this call, because Spark does not always call this method."""
         with deferred_sigterm():
-            if self._open is not None and self._open.progress is not None:
-                self._open.progress.finish()
+            if self._stream is not None and self._stream.progress is not None:
+                self._stream.progress.finish()
 
 
-class FailingStreamReader(SparklogStreamReader):
-    """A reader that raises an error in every call, because the actual reader could not be created.
+def failing_stream_reader(error: SparklogError) -> SparklogStreamReader:
+    """Return a reader that raises an error when Spark plans or reads, because the actual reader could not be created.
 
-    If `streamReader` raised the error, Spark would fail during cleanup and report the cleanup failure instead. Every
-    method of a stream reader except `read` first opens the reader, so these methods raise the error.
+    If `streamReader` of the data source raised the error, Spark would fail during cleanup and report the cleanup
+    failure instead.
     """
+    task = FailingTask(error)
+    return SparklogStreamReader(task, task.fail)
+
+
+class FailingTask:
+    """The task of a reader that could not be created."""
 
     def __init__(self, error: SparklogError) -> None:
         self._error = error
-        self._open = None
 
-    def __reduce__(self) -> Any:
-        return FailingStreamReader, (self._error,)
-
-    def _opened(self) -> _OpenReader:
+    def fail(self) -> NoReturn:
         raise self._error
 
     @user_errors()
-    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        raise self._error
+    def read(self, partition: InputPartition | None) -> Iterator[pa.RecordBatch]:
+        self.fail()

@@ -40,23 +40,17 @@ class Subscriber:
             return self._subscription.pattern is not None and self._location.kind != TOPIC
         return self._location.kind in (KAFKA_DIRECTORY, KAFKA_PARTITION)
 
-    def others(self, positions: Positions) -> dict[str, dict[int, int]]:
-        """Return the positions of topics and partitions that are not read, even if the topics or partitions do not
-        exist.
-        """
-        assigned_partitions = self._subscription.partitions if self._subscription is not None else None
-        others = {}
+    def split(self, positions: Positions) -> tuple[dict[str, dict[int, int]], dict[str, dict[int, int]]]:
+        """Return the positions of partitions that are read, even if they do not exist, and the other positions."""
+        assigned = self._subscription.partitions if self._subscription is not None else None
+        read: dict[str, dict[int, int]] = {}
+        unread: dict[str, dict[int, int]] = {}
         for topic, offsets in positions.items():
-            read = (
-                ()
-                if not self._includes(topic)
-                else offsets
-                if assigned_partitions is None
-                else assigned_partitions.get(topic, ())
-            )
-            if unread := {p: offset for p, offset in offsets.items() if p not in read}:
-                others[topic] = unread
-        return others
+            is_topic_read = self._includes(topic)
+            for partition, offset in offsets.items():
+                is_read = is_topic_read and (assigned is None or partition in assigned.get(topic, ()))
+                (read if is_read else unread).setdefault(topic, {})[partition] = offset
+        return read, unread
 
     def _includes(self, topic: str) -> bool:
         subscription = self._subscription

@@ -339,8 +339,10 @@ def test_an_available_now_query_leaves_the_group(world: TopicsWorld) -> None:
     query = Query(world)
     query.batch()
     query.planner.prepare_available_now()
+    end = query.at
     query.batch()
-    assert query.planner.is_finished
+    assert query.planner.is_available_now
+    assert query.at == end
     query.progress.finish()
     assert (group(world).description().state, offsets(world)) == ("Empty", {("a", 0): 10, ("a", 1): 10})
     number = group(world).state().number

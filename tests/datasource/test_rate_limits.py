@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from sparklog.datasource.offsets import Positions
 from sparklog.datasource.options import parse_options
-from sparklog.datasource.rate_limits import Offsets, RateLimits
+from sparklog.datasource.rate_limits import RateLimits
 from sparklog.storage.retries import Clock
 from tests.datasource.memory_view import RECORD_BYTES, MemoryView
 
@@ -24,7 +25,7 @@ class Limited:
         """Return the end of each topic's partition for a micro-batch that starts at these offsets."""
         self.view.refresh(list(begin))
         bounds = {topic: self.view.bounds(topic) for topic in begin}
-        start: Offsets = {topic: {0: offset} for topic, offset in begin.items()}
+        start: Positions = {topic: {0: offset} for topic, offset in begin.items()}
         available = {topic: {0: bounds[topic][0].log_end} for topic in begin}
         end = self.limits.plan(start, available, bounds, may_delay=may_delay)
         return {topic: offsets[0] for topic, offsets in end.items()}

@@ -217,7 +217,6 @@ def test_min_offsets_hold_back_until_the_delay_has_passed() -> None:
     assert end["t"] == {"0": 3}
     view.add("t", 9)
     assert source.latest(end, limited=True) is end
-    assert not source.is_finished
     view.add("t", 1)
     following = source.latest(end, limited=True)
     assert following["t"] == {"0": 13}
@@ -235,8 +234,7 @@ def test_available_now_reads_to_the_target_and_no_further() -> None:
     for _ in range(10):
         view.add("t", 1)
         end = source.latest(start, limited=True)
-        assert source.is_finished == (end is start)
-        if source.is_finished:
+        if end is start:
             break
         ends.append(end["t"]["0"])
         start = end
@@ -465,6 +463,26 @@ def test_an_unsubscribed_topic_is_skipped_if_data_loss_is_allowed(caplog: pytest
         "offsets of u-0, which this query does not read; because failOnDataLoss=false, the query ignores them"
         in record.getMessage()
     )
+
+
+def test_an_idle_query_keeps_an_unsubscribed_topic_in_its_checkpoint() -> None:
+    view = view_of(t=5, u=5)
+    start = {"t": {"0": 5}, "u": {"0": 3}, "$ids": {"t": "id-t", "u": "id-u"}}
+    source = planner(view, failOnDataLoss="false")
+    assert source.latest(start, limited=True) is start
+    assert read(
+        planner(view, subscribe="t,u").ranges(start, planner(view, subscribe="t,u").latest(start, limited=True))
+    ) == [("u", 0, 3, 5)]
+
+
+def test_a_deleted_topic_with_a_partition_that_is_no_longer_assigned(caplog: pytest.LogCaptureFixture) -> None:
+    view = view_of(u=5)
+    start = {"t": {"0": 3, "1": 4}, "u": {"0": 5}, "$ids": {"t": "id-t", "u": "id-u"}}
+    source = planner(view, assign='{"t":[0],"u":[0]}', failOnDataLoss="false")
+    with caplog.at_level(logging.WARNING, "sparklog"):
+        source.latest(start, limited=True)
+    assert "offsets of t-1, which this query does not read" in caplog.text
+    assert "The topic 't' was deleted while a stream reads it" in caplog.text
 
 
 def test_a_deleted_topic() -> None:

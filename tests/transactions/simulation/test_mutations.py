@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from sparklog.datasource import stream_plan
-from sparklog.datasource.stream_plan import StreamPlanner
+from sparklog.datasource import stream_topics
+from sparklog.datasource.stream_topics import StreamTopics
 from sparklog.errors import SparklogError
 from sparklog.groups import group_steps
 from sparklog.groups.group import Group
@@ -69,20 +69,22 @@ def nobody_waits_for_what_is_hidden(patch: Patch) -> None:
 
 def streams_do_not_wait(patch: Patch) -> None:
     """A stream uses the visible end of the log as the actual end."""
-    patch.setattr(stream_plan, "wait_until_reached", lambda *what: [])
+    patch.setattr(stream_topics, "wait_until_reached", lambda *what: [])
 
 
 def streams_wait_for_the_log_end_alone(patch: Patch) -> None:
     """A batch is planned again although a transaction that was decided in its plan seems to be open."""
-    real = StreamPlanner._wait_for
+    real = StreamTopics.wait_until_visible
     patch.setattr(
-        StreamPlanner, "_wait_for", lambda self, named, topics, end_of=None: [] if end_of else real(self, named, topics)
+        StreamTopics,
+        "wait_until_visible",
+        lambda self, known, names, end_of=None: [] if end_of else real(self, known, names),
     )
 
 
 def what_is_hidden_is_lost(patch: Patch) -> None:
     """If a log still ends before the offsets of a checkpoint, the missing records count as lost."""
-    patch.setattr(StreamPlanner, "_wait_for_checkpoint", StreamPlanner._wait_for)
+    patch.setattr(StreamTopics, "wait_for_checkpoint", StreamTopics.wait_until_visible)
 
 
 def hidden_entries_are_gone(patch: Patch) -> None:
