@@ -88,7 +88,7 @@ class ConsumerClient:
     is_full: bool = True
     has_changed: bool = False
     late: tuple[ConsumerGroupMember, int, CommitOffsets] | None = None
-    """A commit that a server has got but not processed."""
+    """The server's member, the epoch and the offsets of a commit that the server has received but not processed."""
     turn: int = 0
 
     def __post_init__(self) -> None:
@@ -108,6 +108,9 @@ class ConsumerClient:
         self.turn += 1
         if self.chance(0.1):
             self.change_server()
+        elif self.chance(0.1):
+            # A heartbeat overtakes the commit.
+            self.delay_commit(self.positions)
         self.heartbeat()
         if self.positions and self.chance(0.8):
             self.process()
@@ -116,11 +119,15 @@ class ConsumerClient:
         if self.chance(0.04):
             self.leave()
 
+    def delay_commit(self, positions: Positions) -> None:
+        """Send a commit that the server receives, but processes only in `send_late`."""
+        client = self.servers[self.current].clients.get(self.id)
+        if client is not None and client.member is not None and positions:
+            self.late = client.member, self.epoch, self.read(positions)
+
     def change_server(self) -> None:
-        server = self.servers[self.current]
-        client = server.clients.get(self.id)
-        if client is not None and client.member is not None and self.positions and self.chance(0.5):
-            self.late = client.member, self.epoch, self.read(self.positions)
+        if self.chance(0.5):
+            self.delay_commit(self.positions)
         self.current = (self.current + 1) % SERVERS
         self.is_full = True
         self.run.count("consumers changed the server")
@@ -226,9 +233,7 @@ class ConsumerClient:
         if revoked:
             self.run.count("consumers revoked")
             if self.chance(0.5):
-                client = self.servers[self.current].clients.get(self.id)
-                if client is not None and client.member is not None:
-                    self.late = client.member, self.epoch, self.read(revoked)
+                self.delay_commit(revoked)
         self.positions = {place: start for place, start in self.positions.items() if place in assigned}
         self.note_reading()
         new = assigned - self.positions.keys()
