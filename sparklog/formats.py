@@ -10,17 +10,24 @@ import json
 from collections.abc import Mapping
 from os import PathLike
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import pyarrow as pa
 
+from sparklog.common.lazy import lazy_names
 from sparklog.errors import BadRequest
 from sparklog.format.values import NAMES_OF_ALL, RowName, ValueFormat, value_format
 
-__all__ = ["FORMATS", "decode", "decode_records", "encode", "encode_records"]
+if TYPE_CHECKING:
+    from sparklog.schemas.registry import SchemaRegistry, Subject
+
+__all__ = ["FORMATS", "SchemaRegistry", "Subject", "decode", "decode_records", "encode", "encode_records"]
+
+if not TYPE_CHECKING:
+    __getattr__ = lazy_names(__name__, {"sparklog.schemas.registry": "SchemaRegistry Subject"})
 
 FORMATS = NAMES_OF_ALL
-Schema: TypeAlias = "str | PathLike[str] | Mapping[str, Any] | list[Any]"
+Schema: TypeAlias = "str | PathLike[str] | Mapping[str, Any] | list[Any] | SchemaRegistry | Subject"
 Schemas: TypeAlias = "Schema | Mapping[int, Schema] | None"
 
 
@@ -34,7 +41,8 @@ def decode(
         name: One of `formats.FORMATS`. Numbers are big-endian, as in Kafka's serializers.
         schema: Schema of `avro`: a file name, a JSON string, or a Python object. `{id: schema, ...}` decodes frames of
             a schema registry (a zero byte, the id, Avro). Values with an earlier schema are converted to the last
-            schema.
+            schema. A `Subject` of a registry decodes frames to its latest schema, and a `SchemaRegistry` to the schema
+            with the greatest id in the column.
         arrow_type: Type of the result. Default: the type of the format. For `json`, the type that Arrow infers.
 
     Returns:
@@ -56,7 +64,8 @@ def encode(column: pa.Array | pa.ChunkedArray, name: str, schema: Schemas = None
     Args:
         column: Numbers, strings or structs. Nulls remain null. A null value is a tombstone.
         name: As in `decode`.
-        schema: As in `decode`. `{id: schema, ...}` writes frames with the last schema.
+        schema: As in `decode`. `{id: schema, ...}` writes frames with the last schema, and a `Subject` with its latest
+            schema.
 
     Returns:
         A column of bytes, to append as `key` or `value`.
@@ -84,8 +93,9 @@ def decode_records(
         records: Result of a scan or a poll. The columns `topic`, `partition` and `offset` are used in error messages.
         key: Format of the column `key`. None leaves the column unchanged.
         value: Format of the column `value`. None leaves the column unchanged.
-        key_schema: Schema of the keys, as in `decode`.
-        value_schema: Schema of the values, as in `decode`.
+        key_schema: Schema of the keys, as in `decode`. If it is a `SchemaRegistry` and all records are of one topic,
+            keys are decoded to the latest schema of the subject `<topic>-key`, if this subject exists.
+        value_schema: Schema of the values. The subject is `<topic>-value`.
 
     Returns:
         The same columns in the same order, with keys and values decoded.
@@ -99,6 +109,9 @@ def decode_records(
         rows = formats.decode_records(clicks.scan().to_table(), key="string", value="long")
         assert rows["value"].to_pylist() == [3]
     """
+    key_schema, value_schema = (
+        schema_of_topic(schema, records, name) for name, schema in (("key", key_schema), ("value", value_schema))
+    )
     formats = _open_formats(key, key_schema, value, value_schema)
     for name, opened_format in formats.items():
         records = _with(records, name, opened_format.decode(_column(records, name), row_names(records, name)))
@@ -146,12 +159,18 @@ def open_format(name: str, schema: Schemas = None) -> ValueFormat:
         return value_format(name)
     if schema is None:
         raise BadRequest("the format avro requires a schema, or a schema for each id")
-    from sparklog.format.avro import AvroFormat
+    from sparklog.schemas.opening import schema_format
+    from sparklog.schemas.registry import SchemaRegistry, Subject
 
-    framed = isinstance(schema, Mapping) and bool(schema) and all(isinstance(number, int) for number in schema)
-    if isinstance(schema, Mapping) and framed:
-        return AvroFormat({int(number): read_schema(text) for number, text in schema.items()}, framed=True)
-    return AvroFormat({0: read_schema(schema)}, framed=False)
+    def given(schema: Any) -> Any:
+        parsed = read_schema(schema)
+        return json.dumps(parsed) if isinstance(parsed, str) else parsed
+
+    if isinstance(schema, (SchemaRegistry, Subject)):
+        return schema_format(name, schema)
+    if isinstance(schema, Mapping) and bool(schema) and all(isinstance(number, int) for number in schema):
+        return schema_format(name, {number: given(text) for number, text in schema.items()})
+    return schema_format(name, given(schema))
 
 
 def read_schema(schema: Any) -> Any:
@@ -186,6 +205,19 @@ def row_names(records: pa.Table | pa.RecordBatch, name: str) -> RowName:
         return f"{name} of {', '.join(parts) or f'row {row}'}"
 
     return row_name
+
+
+def schema_of_topic(schema: Schemas, records: pa.Table | pa.RecordBatch, name: str) -> Schemas:
+    """Return the subject `<topic>-value` or `<topic>-key` instead of a registry, if all records are of one topic and
+    the subject exists.
+    """
+    from sparklog.schemas.registry import SchemaRegistry
+
+    if not isinstance(schema, SchemaRegistry) or "topic" not in records.schema.names:
+        return schema
+    topics = records.column("topic").unique().to_pylist()
+    subject = schema.subject(f"{topics[0]}-{name}") if len(topics) == 1 else None
+    return subject if subject is not None and subject.exists() else schema
 
 
 def _numbered_rows(name: str) -> RowName:

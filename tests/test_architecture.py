@@ -30,6 +30,7 @@ LAYERS: tuple[frozenset[str], ...] = (
     frozenset({"common"}),
     frozenset({"storage"}),
     frozenset({"arguments", "format"}),
+    frozenset({"schemas"}),
     frozenset({"log.journal", "kafka.messages"}),
     frozenset({"log.state"}),
     frozenset({"log.decisions"}),

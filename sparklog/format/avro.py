@@ -1,16 +1,13 @@
-"""Avro values, either plain or in the wire format of a schema registry. In the wire format, a zero byte and the schema
-id (int32) precede the Avro bytes.
+"""Avro values, either plain or in the wire format of a schema registry.
 
-The caller provides the schemas. This module never fetches schemas. Rows in the wire format may have different schemas.
-They are decoded to the last schema by Avro's rules for schema resolution. fastavro encodes and decodes the values, and
-is imported on first use.
+Rows that were written with another schema are decoded to the target schema by Avro's rules for schema resolution.
+fastavro encodes and decodes the values, and is imported on first use.
 """
 
 from __future__ import annotations
 
 import io
-import struct
-from collections.abc import Callable, Mapping
+import json
 from importlib import import_module
 from typing import Any
 
@@ -18,15 +15,15 @@ import pyarrow as pa
 
 from sparklog.common.lazy import install_command
 from sparklog.errors import BadRequest
-from sparklog.format.arrow_numpy import bytes_array
-from sparklog.format.values import ValueFormat, each_row, loads
+from sparklog.format.registered import AVRO, InvalidValueError, RegisteredSchema, SchemaFormat, call_library
+from sparklog.format.values import loads
 
-MAGIC = 0
-FRAME = struct.Struct(">bi")
+TRUNCATED = "the bytes are truncated"
 PLAIN_TYPES = {
     "null": pa.null(), "boolean": pa.bool_(), "int": pa.int32(), "long": pa.int64(), "float": pa.float32(),
     "double": pa.float64(), "bytes": pa.binary(), "string": pa.string(), "enum": pa.string(),
 }  # fmt: skip
+NAMED_TYPES = ("record", "error", "enum", "fixed")
 LOGICAL_TYPES = {
     ("int", "date"): pa.date32(), ("int", "time-millis"): pa.time32("ms"), ("long", "time-micros"): pa.time64("us"),
     ("long", "timestamp-millis"): pa.timestamp("ms", "UTC"), ("long", "timestamp-micros"): pa.timestamp("us", "UTC"),
@@ -42,97 +39,82 @@ def fastavro() -> Any:
         raise BadRequest(f"the format avro needs fastavro: {install_command('avro')}") from None
 
 
-class AvroFormat(ValueFormat):
-    """Avro values with schemas by id.
+class AvroFormat(SchemaFormat):
+    """Avro values with the schemas of a `SchemaSource`, or with one schema."""
 
-    `framed` is True if the values are in the wire format of a schema registry. Values are written with the last schema.
-    """
+    schema_type, title = AVRO, "Avro"
 
-    json_text = True
+    def parse_schema(self, schema: RegisteredSchema) -> Any:
+        """Return the schema as fastavro parses it, with the definitions of the schemas that it refers to."""
+        definitions: dict[str, Any] = {}
+        for _, text in schema.references:
+            _collect(_loaded(text), "", definitions)
+        return _parsed(_inlined(_loaded(schema.text), "", definitions, set()))
 
-    def __init__(self, schemas: Mapping[int, Any], *, framed: bool) -> None:
-        super().__init__("avro")
-        self.framed = framed
-        self.schemas = {number: _parsed(schema) for number, schema in schemas.items()}
-        self.id, self.schema = list(self.schemas.items())[-1]
-        title = self.schema.get("name", self.schema["type"]) if isinstance(self.schema, dict) else str(self.schema)
-        self.bytes_name = (
-            f"Avro of schema {title}" if not self.framed else "a schema registry header (0, schema id) and Avro"
+    def schema_name(self, parsed: Any) -> str:
+        return str(parsed.get("name", parsed["type"]) if isinstance(parsed, dict) else parsed)
+
+    def type_of(self, parsed: Any) -> pa.DataType:
+        return arrow_type(parsed)
+
+    def decode_rows(
+        self, data: bytes, rows: list[tuple[int, int] | None], schemas: list[Any], target: Any, kind: pa.DataType
+    ) -> pa.Array:
+        reader = fastavro().schemaless_reader
+        body = io.BytesIO(data)
+
+        def value(start: int, end: int, schema: Any) -> Any:
+            if body.tell() != start:
+                body.seek(start)
+            found = reader(body, schema, None if schema is target else target)
+            if body.tell() != end:
+                rest = end - body.tell()
+                raise InvalidValueError(TRUNCATED if rest < 0 else _bytes_after(rest))
+            return found
+
+        pairs = zip(rows, schemas, strict=True)
+        values = call_library(
+            lambda: [None if row is None else value(*row, schema) for row, schema in pairs], TRUNCATED
         )
-        self.text_name = f"a value of schema {title}"
+        return pa.array(values, kind)
 
-    def _decode(self, column: pa.Array, kind: pa.DataType | None) -> pa.Array:
-        rows = [None if cell is None else self._read(cell, resolve=True) for cell in column.to_pylist()]
-        return pa.array(rows, arrow_type(self.schema) if kind is None else kind)
-
-    def arrow_type(self) -> pa.DataType:
-        return arrow_type(self.schema)
-
-    def _encode(self, column: pa.Array) -> pa.Array:
-        rows = column.to_pylist(maps_as_pydicts="strict") if _has_maps(column.type) else column.to_pylist()
-        return bytes_array([None if row is None else self._write(row) for row in rows])
-
-    def _show(self, column: pa.Array) -> pa.Array:
-        return each_row(column, self._text)
-
-    def _parse(self, column: pa.Array) -> pa.Array:
-        return each_row(column, lambda text: self._write(self._value(text)))
-
-    def _body(self, cell: bytes) -> tuple[int, io.BytesIO]:
-        if not self.framed:
-            return self.id, io.BytesIO(cell)
-        if len(cell) < FRAME.size or cell[0] != MAGIC:
-            raise ValueError("no schema registry header: to read plain Avro, omit the id")
-        number = FRAME.unpack_from(cell)[1]
-        if number not in self.schemas:
-            raise ValueError(f"schema id {number} is unknown; known ids: {', '.join(map(str, self.schemas))}")
-        return number, io.BytesIO(cell[FRAME.size :])
-
-    def _read(self, cell: bytes, *, resolve: bool) -> Any:
-        """Return the value of a row.
-
-        If `resolve` is True, the value is converted to the last schema. Otherwise the value has its own schema, and
-        records in a union have names.
-        """
-        number, body = self._body(cell)
-        reader = self.schema if resolve and number != self.id else None
-        names = {} if resolve else {"return_record_name": True, "return_record_name_override": True}
-        schema = self.schemas[number]
-        value = _call(lambda: fastavro().schemaless_reader(body, schema, reader, **names), "the bytes are truncated")
-        if rest := len(body.read()):
-            raise ValueError(f"{rest} byte{'s' if rest > 1 else ''} after the value")
-        return value
-
-    def _text(self, cell: bytes) -> bytes:
-        value, line = self._read(cell, resolve=False), io.StringIO()
-        schema = self.schemas[self._body(cell)[0]]
-        _call(lambda: fastavro().json_writer(line, schema, [value]), "the value cannot be represented in JSON")
+    def text_of(self, body: bytes, schema: Any) -> bytes:
+        stream, line = io.BytesIO(body), io.StringIO()
+        # The names of records in a union are part of Avro's JSON encoding.
+        names = {"return_record_name": True, "return_record_name_override": True}
+        value = call_library(lambda: fastavro().schemaless_reader(stream, schema, None, **names), TRUNCATED)
+        if rest := len(stream.read()):
+            raise ValueError(_bytes_after(rest))
+        call_library(lambda: fastavro().json_writer(line, schema, [value]), "the value cannot be represented in JSON")
         return line.getvalue().encode()
 
-    def _value(self, text: str) -> Any:
-        loads(text)
-        hint = 'a field is missing, or the value of a union is not written as {"string": "x"}'
-        return _call(lambda: list(fastavro().json_reader(io.StringIO(text), self.schema)), hint)[0]
-
-    def _write(self, value: Any) -> bytes:
+    def bytes_of(self, value: Any, schema: Any) -> bytes:
         body = io.BytesIO()
-        if self.framed:
-            body.write(FRAME.pack(MAGIC, self.id))
-        _call(
-            lambda: fastavro().schemaless_writer(body, self.schema, value, strict_allow_default=True),
+        call_library(
+            lambda: fastavro().schemaless_writer(body, schema, value, strict_allow_default=True),
             "the value does not match the schema",
         )
         return body.getvalue()
 
+    def bytes_of_text(self, text: str, schema: Any) -> bytes:
+        loads(text)
+        hint = 'a field is missing, or the value of a union is not written as {"string": "x"}'
+        value = call_library(lambda: list(fastavro().json_reader(io.StringIO(text), schema)), hint)[0]
+        return self.bytes_of(value, schema)
 
-def _call(call: Callable[[], Any], hint: str) -> Any:
-    """Call fastavro. Its errors for invalid data, which have many types, are converted to `ValueError`."""
+
+def _bytes_after(rest: int) -> str:
+    return f"{rest} byte{'s' if rest > 1 else ''} after the value"
+
+
+def _loaded(text: Any) -> Any:
+    """Return a schema as a Python object. A string is JSON."""
+    if not isinstance(text, str):
+        return text
     try:
-        return call()
-    except (ValueError, TypeError) as error:
-        raise ValueError(f"{hint}: {error}" if str(error) else hint) from None
-    except Exception:  # noqa: BLE001  (EOFError, KeyError, AttributeError: their text is about its code)
-        raise ValueError(hint) from None
+        return json.loads(text)
+    except ValueError as error:
+        raise BadRequest(f"expected an Avro schema as JSON; the schema is invalid: {error}") from None
 
 
 def _parsed(schema: Any) -> Any:
@@ -145,8 +127,58 @@ def _parsed(schema: Any) -> Any:
         raise BadRequest(f"expected an Avro schema, found {str(schema)[:80]!r}: {reason[:200]}") from None
 
 
-def _has_maps(kind: pa.DataType) -> bool:
-    return pa.types.is_map(kind) or any(_has_maps(kind.field(n).type) for n in range(kind.num_fields))
+def _full_name(name: str, namespace: str) -> str:
+    return name if "." in name or not namespace else f"{namespace}.{name}"
+
+
+def _inner_namespace(schema: dict[str, Any], namespace: str) -> tuple[str, str]:
+    """Return the full name of a named type, and the namespace of the names in it."""
+    full = _full_name(str(schema["name"]), str(schema.get("namespace", namespace)))
+    return full, full.rpartition(".")[0]
+
+
+def _collect(schema: Any, namespace: str, definitions: dict[str, Any]) -> None:
+    """Add the named types of a schema to `definitions`, with their full names."""
+    if isinstance(schema, list):
+        for kind in schema:
+            _collect(kind, namespace, definitions)
+    elif isinstance(schema, dict):
+        if "name" in schema and schema.get("type") in NAMED_TYPES:
+            full, namespace = _inner_namespace(schema, namespace)
+            definitions[full] = {**schema, "name": full}
+        for part in ("type", "items", "values"):
+            if isinstance(schema.get(part), (dict, list)):
+                _collect(schema[part], namespace, definitions)
+        for field in schema.get("fields", ()):
+            _collect(field["type"], namespace, definitions)
+
+
+def _inlined(schema: Any, namespace: str, definitions: dict[str, Any], defined: set[str]) -> Any:
+    """Return a schema in which the first use of a name is replaced with its definition.
+
+    `definitions` are the named types of other schemas. `defined` are the names that the schema has defined so far.
+    """
+    if isinstance(schema, list):
+        return [_inlined(kind, namespace, definitions, defined) for kind in schema]
+    if isinstance(schema, str):
+        full = next((name for name in (_full_name(schema, namespace), schema) if name in definitions), None)
+        if schema in PLAIN_TYPES or full is None or full in defined:
+            return schema if full is None else full
+        return _inlined(definitions[full], "", definitions, defined)
+    if not isinstance(schema, dict):
+        return schema
+    copy = dict(schema)
+    if "name" in schema and schema.get("type") in NAMED_TYPES:
+        full, namespace = _inner_namespace(schema, namespace)
+        defined.add(full)
+    for part in ("type", "items", "values"):
+        if part in schema and schema["type"] not in NAMED_TYPES:
+            copy[part] = _inlined(schema[part], namespace, definitions, defined)
+    if isinstance(schema.get("fields"), list):
+        copy["fields"] = [
+            {**field, "type": _inlined(field["type"], namespace, definitions, defined)} for field in schema["fields"]
+        ]
+    return copy
 
 
 def arrow_type(schema: Any) -> pa.DataType:

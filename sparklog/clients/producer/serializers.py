@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import json
 import struct
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any, TypeAlias
 
 import pyarrow as pa
 
 from sparklog.errors import BadRequest, SparklogError, shortened
 from sparklog.format.values import NAMES_OF_ALL, ValueFormat, dumps, value_format
+from sparklog.schemas.opening import schema_format
 
 Serializer: TypeAlias = Callable[[Any], bytes | str | None] | str | tuple[str, Any]
 """A function, the name of a format, or `("avro", schema)`."""
@@ -34,7 +34,7 @@ def serializer(option: str, given: Serializer | None) -> Serialize | None:
     if isinstance(given, str):
         return _of_format(option, _PLAIN.get(given, given))
     if isinstance(given, tuple) and len(given) == 2 and given[0] == "avro":
-        return _by_column(option, _avro(given[1]))
+        return _by_column(option, schema_format("avro", given[1]))
     call = getattr(given, "serialize", given)
     if not callable(call):
         formats = ", ".join(("str", "bytes", *NAMES_OF_ALL))
@@ -90,16 +90,3 @@ def _by_column(option: str, value_format: ValueFormat) -> Serialize:
         return value_format.encode(column, lambda _: option)[0].as_py()
 
     return serialize
-
-
-def _avro(schema: Any) -> ValueFormat:
-    from sparklog.format.avro import AvroFormat
-
-    if isinstance(schema, str):
-        try:
-            schema = json.loads(schema)
-        except ValueError as error:
-            raise BadRequest(f"expected an Avro schema as JSON: {error}") from None
-    if isinstance(schema, Mapping) and schema and all(isinstance(number, int) for number in schema):
-        return AvroFormat(dict(schema), framed=True)
-    return AvroFormat({0: schema}, framed=False)

@@ -1,0 +1,45 @@
+"""Open a format with its schemas, which are given by the caller or are in a registry."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from sparklog.errors import BadRequest
+from sparklog.format.registered import FORMAT_NAMES, GivenSchemas, RegisteredSchema, SchemaFormat
+from sparklog.schemas.registry import SchemaRegistry, Subject
+
+TYPES = {name: schema_type for schema_type, name in FORMAT_NAMES.items()}
+
+
+def schema_format(name: str, schema: Any) -> SchemaFormat:
+    """Return a format that requires a schema.
+
+    Args:
+        name: `avro`, `json-schema` or `protobuf`.
+        schema: A registry, a subject, a dictionary of schemas by id, or one schema for values without an id. A schema
+            is its text or, if it is in JSON, a Python object.
+    """
+    schema_class, schema_type = _format_class(name), TYPES[name]
+    if isinstance(schema, SchemaRegistry):
+        return schema_class(schema, None)
+    if isinstance(schema, Subject):
+        return schema_class(schema.registry, of_type(schema.schema(), name, schema.name))
+    if isinstance(schema, Mapping) and schema and all(isinstance(number, int) for number in schema):
+        by_id = {int(number): RegisteredSchema(int(number), schema_type, text) for number, text in schema.items()}
+        return schema_class(GivenSchemas(by_id), list(by_id.values())[-1])
+    return schema_class(None, RegisteredSchema(0, schema_type, schema))
+
+
+def of_type(schema: RegisteredSchema, name: str, subject: str) -> RegisteredSchema:
+    """Return a schema if it belongs to a format. Otherwise, raises `BadRequest`."""
+    if schema.type != TYPES[name]:
+        found = FORMAT_NAMES.get(schema.type, schema.type)
+        raise BadRequest(f"the subject {subject!r} has schemas of the format {found}, not {name}: use {found}")
+    return schema
+
+
+def _format_class(name: str) -> type[SchemaFormat]:
+    from sparklog.format.avro import AvroFormat
+
+    return AvroFormat
