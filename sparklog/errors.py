@@ -125,7 +125,8 @@ class Corrupt(SparklogError):
 class Unavailable(SparklogError, OSError):
     """The store failed, or the result of a write is unknown. Retry later.
 
-    * `is_denied`: True if a permission is missing, so a retry would also be denied
+    * `is_denied`: True if the store rejected the request because a permission or free space is missing, so a retry
+      would also be rejected; a rejected write has no effect
     * `is_unknown`: True if the write may have succeeded; False if nothing was written
     """
 

@@ -300,8 +300,8 @@ class LocalStore(FolderStore):
         except OSError as error:
             self._fail(error, "stat", key)
 
-    def _fail(self, error: OSError, action: str, key: str) -> NoReturn:
-        raise store_error(error, action, key, self._path) from error
+    def _fail(self, error: OSError, action: str, key: str, *, may_be_written: bool = False) -> NoReturn:
+        raise store_error(error, action, key, self._path, may_be_written=may_be_written) from error
 
     def _temporary(self, path: str, key: str) -> tuple[int, str]:
         """Create a temporary file next to `path`, and its directory.
@@ -354,7 +354,8 @@ class LocalStore(FolderStore):
                     reject_location(
                         self._path, f"it does not support hard links (link() fails: {os.strerror(error.errno)})"
                     )
-                raise
+                # A network file system may return the link count from a cache.
+                self._fail(error, "create", key, may_be_written=self.hides_names)
         self._sync_name(path, key)
         return True
 
@@ -378,7 +379,7 @@ class LocalStore(FolderStore):
         except FileNotFoundError:
             return  # another process has deleted the file and its directory
         except OSError as error:
-            self._fail(error, "make durable", key)
+            self._fail(error, "make durable", key, may_be_written=True)
 
     def _sync_folder(self, folder: str, *, must: bool = True) -> int:
         """Sync a directory, and return its inode.

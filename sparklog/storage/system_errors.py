@@ -11,7 +11,7 @@ from sparklog.storage.locations import BUCKET_REMEDY
 from sparklog.storage.store import missing_object
 
 _ADVICE = {
-    errno.ENOSPC: "the file system is full: free some space and try again",
+    errno.ENOSPC: "no space left on device: free some space and try again",
     errno.EDQUOT: "the disk quota is exceeded: free some space and try again",
     errno.EACCES: "permission denied: the process needs read and write access",
     errno.EPERM: "operation not permitted: the process needs read and write access",
@@ -23,13 +23,15 @@ _ADVICE = {
     errno.ENAMETOOLONG: "the name is too long for this file system: use a shorter path",
     errno.ELOOP: "too many symbolic links: check the path",
 }
+_DENIED = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOSPC, errno.EDQUOT, errno.ENAMETOOLONG)
+"""Errors that a retry returns as well until an operator acts."""
 
 
-def store_error(error: OSError, action: str, key: str, location: str) -> SparklogError:
+def store_error(error: OSError, action: str, key: str, location: str, *, may_be_written: bool = False) -> SparklogError:
     """Return the error to raise if the system failed to `action` the object `key` below `location`.
 
     The error is `NotFound` if an object to read does not exist. Most other errors are `Unavailable`. In this case, a
-    write may have taken effect.
+    write may have taken effect, unless the error is `is_denied`, which requires that `may_be_written` is false.
     """
     if isinstance(error, SparklogError):
         return error
@@ -41,7 +43,7 @@ def store_error(error: OSError, action: str, key: str, location: str) -> Sparklo
     if error.errno == errno.ENOTDIR:
         return BadRequest(f"cannot {action} {what}: a part of the path is a file, expected a directory")
     advice = _ADVICE.get(error.errno or 0) or f"{error.strerror or error} (errno {error.errno})"
-    is_denied = error.errno in (errno.EACCES, errno.EPERM, errno.EROFS)
+    is_denied = error.errno in _DENIED and not may_be_written
     return Unavailable(f"cannot {action} {what}: {advice}", is_denied=is_denied)
 
 

@@ -5,6 +5,7 @@
 | `ERROR_BEFORE` | `Unavailable`                     | the call had no effect                                          |
 | `ERROR_AFTER`  | `Unavailable`                     | the call took effect, but its response was lost                 |
 | `LATE`         | `Unavailable`                     | a create or delete takes effect some calls later                |
+| `FULL`         | `Unavailable` with `is_denied`    | nothing was written, because no space is left                   |
 | `TWICE`        | False                             | a client's retry found the object of its own first create       |
 | `FALSE_EXISTS` | False                             | nothing was created, because a delete was in progress           |
 | `ABSENT`       | `NotFound` or None                | a stale cache hides an existing object                          |
@@ -45,6 +46,7 @@ class FaultKind(enum.Enum):
     ERROR_BEFORE = "error before"
     ERROR_AFTER = "error after"
     LATE = "late"
+    FULL = "full"
     TWICE = "twice"
     FALSE_EXISTS = "false exists"
     ABSENT = "absent"
@@ -85,6 +87,7 @@ Decide = Callable[[Call], "Fault | None"]
 
 _FITTING: Mapping[FaultKind, tuple[str, ...]] = {
     FaultKind.LATE: ("create", "delete"),
+    FaultKind.FULL: ("create", "overwrite", "writer", "write", "close"),
     FaultKind.TWICE: ("create",),
     FaultKind.FALSE_EXISTS: ("create",),
     FaultKind.ABSENT: ("get", "stat"),
@@ -243,6 +246,8 @@ class FaultyStore(WrapperStore):
             self._late.append((self._number + int(fault.amount), send))
         if kind is FaultKind.CRASH_BEFORE:
             raise Crash(f"before {key}")
+        if fits and kind is FaultKind.FULL:
+            raise Unavailable(f"{key} in {self.location}: no space left (injected fault)", is_denied=True)
         if kind in (FaultKind.ERROR_BEFORE, FaultKind.LATE):
             raise Unavailable(f"{key} in {self.location}: injected fault ({kind.value}); retry")
         if kind is FaultKind.DELAY:

@@ -22,7 +22,7 @@ from tests.serve.conftest import FREE
 from tests.serve.wire import Wire, batch_of
 from tests.support.read_only import WRITING
 
-FULL = "the file system is full"
+FULL = "no space left on device"
 
 
 class FailingStore(HookedStore):

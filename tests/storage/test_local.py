@@ -215,14 +215,14 @@ def test_a_store_without_directory_fsync_is_rejected(
 @pytest.mark.parametrize(
     ("call", "number", "words"),
     [
-        ("write", errno.ENOSPC, "cannot create a in .*: the file system is full: free some space"),
+        ("write", errno.ENOSPC, "cannot create a in .*: no space left on device: free some space"),
         ("write", errno.EDQUOT, "quota"),
         ("fsync", errno.EIO, "I/O error"),
         ("open", errno.EACCES, "permission denied"),
         ("open", errno.EROFS, "read-only"),
         ("open", errno.EMFILE, "too many open files"),
         ("open", errno.ENAMETOOLONG, "too long"),
-        ("link", errno.ENOSPC, "full"),
+        ("link", errno.ENOSPC, "no space left"),
         ("link", 199, "errno 199"),
     ],
 )
@@ -235,10 +235,34 @@ def test_system_errors_are_unavailable_and_leave_nothing(
     monkeypatch.setattr(os, call, fail)
     with pytest.raises(Unavailable, match=words) as caught:
         LocalStore(tmp_path).create("a", b"x")
-    assert caught.value.is_denied == (number in (errno.EACCES, errno.EROFS))
+    assert caught.value.is_denied == (number not in (errno.EIO, errno.EMFILE, 199))
     assert pickle.loads(pickle.dumps(caught.value)).is_denied == caught.value.is_denied
     monkeypatch.undo()
     assert os.listdir(tmp_path) == []
+
+
+@pytest.mark.parametrize("is_network", [False, True])
+@pytest.mark.parametrize("call", ["link", "fsync of the directory"])
+def test_full_disk_after_the_object_may_exist(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str, is_network: bool
+) -> None:
+    """If the error of link() may have been repeated by a network, or if only the name is not durable, the object may
+    exist.
+    """
+    store = LocalStore(tmp_path)
+    monkeypatch.setattr(LocalStore, "hides_names", is_network)
+    real = os.fsync
+
+    def full(*args: Any) -> None:
+        if call == "link" or os.path.isdir(f"/proc/self/fd/{args[0]}"):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        real(args[0])
+
+    monkeypatch.setattr(os, call.split()[0], full)
+    with pytest.raises(Unavailable, match="no space left") as caught:
+        store.create("a", b"x")
+    assert caught.value.is_denied == (call == "link" and not is_network)
+    assert os.listdir(tmp_path) == ([] if call == "link" else ["a"])
 
 
 def test_full_disk_while_writing_data(tmp_path: Path) -> None:
@@ -249,9 +273,9 @@ def test_full_disk_while_writing_data(tmp_path: Path) -> None:
     full = os.open("/dev/full", os.O_WRONLY)
     os.dup2(full, writer._file.fileno())  # type: ignore[attr-defined]
     os.close(full)
-    with pytest.raises(Unavailable, match=r"cannot write a .*full"):
+    with pytest.raises(Unavailable, match=r"cannot write a .*no space left"):
         writer.write(b"x" * (4 << 20))
-    with pytest.raises(Unavailable, match="full"):
+    with pytest.raises(Unavailable, match="cannot write a"):
         writer.close()
     writer.discard()
     assert os.listdir(tmp_path) == []

@@ -291,8 +291,8 @@ class NumberedObjects:
         Raises:
             Fenced: If the root was replaced, or if `number - 1` is not the expected object. In both cases, nothing has
                 been written.
-            Unavailable: If the outcome is unknown after 90 s. If permission is denied, the error is raised immediately,
-                and nothing has been written.
+            Unavailable: If the outcome is unknown after 90 s. If the store rejects the first attempt because a
+                permission or free space is missing, the error is raised immediately, and nothing has been written.
         """
         backoff: Backoff | None = None
         is_root_checked = expected.is_root_checked
@@ -327,6 +327,9 @@ class NumberedObjects:
         except Unavailable as error:
             try:
                 stored = self.read(number)
+                if stored is not None:
+                    # The object may exist although its name could not be made durable.
+                    self.store.settle(self.key(number))
             except Unavailable:
                 return NOTHING_READ, str(error)
             if error.is_denied and stored is None and is_first:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import pytest
 
+from sparklog.errors import Unavailable
 from sparklog.log.journal import journal, numbered_objects
 from sparklog.log.journal.numbered_objects import NumberedObjects
 from sparklog.log.state import (
@@ -23,6 +25,7 @@ from sparklog.log.state.commit import CREATE, Commit, RemovedSlices
 from sparklog.log.state.slices import INLINE_PATH, FileSlices
 from sparklog.log.state.topic_state import TopicState
 from sparklog.log.state.writer_runs import BatchDecision, WriterEntry, WriterKey
+from sparklog.testing import faulty_store
 from tests.log.simulation.seeds import LOG
 from tests.support.simulation.sweeps import BrokenRule, Patch, broken_rules
 
@@ -211,6 +214,11 @@ def copies_of_lost_races(patch: Patch) -> None:
     patch.setattr(embedded_commits.RecentDocuments, "copies_for", unchained)
 
 
+def every_error_is_definite(patch: Patch) -> None:
+    """A failed request counts as one that had no effect, although it may take effect later."""
+    patch.setattr(faulty_store, "Unavailable", partial(Unavailable, is_denied=True))
+
+
 INLINE = {"inline": 700}
 CARRIED = "carries other documents"
 
@@ -235,6 +243,7 @@ CARRIED = "carries other documents"
     BrokenRule(copies_in_another_order, "calm", range(20), message=CARRIED),
     BrokenRule(copies_of_lost_races, "calm", range(20), message=CARRIED),
     BrokenRule(what_a_listing_shows, "answers", range(20), settings={"bucket": True}),
+    BrokenRule(every_error_is_definite, "errors", range(40), message="without an unknown outcome"),
 )
 def test_some_seed_fails_without_the_rule(rule: BrokenRule, monkeypatch: Patch) -> None:
     LOG.assert_fails(rule, monkeypatch)

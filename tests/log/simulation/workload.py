@@ -41,6 +41,8 @@ class Run(SimulatedRun):
     model: Model = field(default_factory=Model)
     acked: list[Acked] = field(default_factory=list)
     acked_batches: list[tuple[str, str, int]] = field(default_factory=list)
+    failed_paths: set[str] = field(default_factory=set)
+    """Files of appends that failed, and of which the code said that nothing was written."""
     progress: dict[str, int] = field(default_factory=dict)
     """Streaming checkpoints: query -> latest batch whose commit file was written."""
 
@@ -83,8 +85,18 @@ class Run(SimulatedRun):
         expect(outcome.records == sum(sum(file.records) for file in files), "a wrong number of records acknowledged")
         self.acked.append(Acked(target.topic_id, written, outcome, lowest))
 
+    def reject(self, files: Sequence[FileSlices], error: Exception) -> None:
+        """Remember the files of a failed append, unless its outcome is unknown."""
+        if isinstance(error, Unavailable) and not error.is_unknown:
+            self.failed_paths.update(file.path for file in files if file.path)
+            self.count("definite failures", bool(files))
+
     def check_result(self) -> None:
-        """At the end: what was acknowledged is in the log exactly once (files are unique by the model's own rule)."""
+        """At the end: what was acknowledged is in the log exactly once (files are unique by the model's own rule), and
+        what failed is not.
+        """
+        failed = self.failed_paths & self.topic.file_versions.keys()
+        expect(not failed, f"an append of {failed} failed without an unknown outcome, but is in the log")
         for item in self.acked:
             for path in item.paths:
                 named = self.topic.file_versions.get(path)
@@ -155,6 +167,7 @@ def plain_appender(run: Run, decide: Decide, appends: int, pace_s: float = 0.0) 
             topic: Topic | None = None
             target: AppendTarget | None = None
             for _ in left:
+                files: list[FileSlices] = []
                 try:
                     if topic is None or actor.random.random() < (0.2 if run.losses is None else 0.5):
                         topic, target = run.root(actor, decide).ensure_topic(TOPIC, partitions=3), None
@@ -171,6 +184,7 @@ def plain_appender(run: Run, decide: Decide, appends: int, pace_s: float = 0.0) 
                         raise
                     actor.note(f"append: {error.code} {error}")
                     run.count(f"append {type(error).__name__}")
+                    run.reject(files, error)
                     topic, target = topic if run.losses is None else None, None
                     actor.sleep(actor.random.random())
 

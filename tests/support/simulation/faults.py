@@ -7,7 +7,7 @@ import random
 from sparklog.testing.bucket_store import BUCKET_FAULTS
 from sparklog.testing.faulty_store import Call, Decide, Fault, FaultKind
 
-ERRORS = (FaultKind.ERROR_BEFORE, FaultKind.ERROR_AFTER, FaultKind.LATE)
+ERRORS = (FaultKind.ERROR_BEFORE, FaultKind.ERROR_AFTER, FaultKind.LATE, FaultKind.FULL)
 ANSWERS = (FaultKind.TWICE, FaultKind.FALSE_EXISTS, FaultKind.ABSENT)
 CRASHES = (FaultKind.CRASH_BEFORE, FaultKind.CRASH_AFTER)
 DAMAGE = (FaultKind.SHORT, FaultKind.FLIP)

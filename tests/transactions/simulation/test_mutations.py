@@ -199,7 +199,7 @@ def groups_keep_nothing_pending(patch: Patch) -> None:
     BrokenRule(prepares_after_the_decision, "calm", range(40)),
     BrokenRule(groups_do_not_fence, "calm", range(13, 100)),
     BrokenRule(members_do_not_wait_for_what_is_pending, "zombies", range(96, 300), slow=True),
-    BrokenRule(commits_do_not_wait_for_groups, "everything", range(390, 410), 396),
+    BrokenRule(commits_do_not_wait_for_groups, "everything", range(370, 400), 384),
     BrokenRule(groups_keep_nothing_pending, "calm", range(60)),
 )
 def test_a_seed_fails_without_the_rule(rule: BrokenRule, monkeypatch: Patch) -> None:
