@@ -32,9 +32,9 @@ def keyless_by_default(snapshot: Snapshot, settings: Settings) -> dict[int, str]
     rows = snapshot.slices.all()
     partitions = np.unique(rows.partition[(rows.flags & int(SliceFlag.HAS_NULL_KEYS)) != 0])
     reason = (
-        f"topic '{snapshot.topic}' contains records without a key, which compaction would drop, and only the default "
-        "log.cleanup.policy makes it compacted; set cleanup.policy on the topic: delete to keep them, compact (with "
-        "force) to drop them"
+        f"topic '{snapshot.topic}' contains records without a key, which compaction would drop, and is compacted only "
+        "because of the default log.cleanup.policy; to keep the records, set cleanup.policy=delete on the topic; to "
+        "drop them, set cleanup.policy=compact with force"
     )
     return dict.fromkeys(partitions.tolist(), reason)
 

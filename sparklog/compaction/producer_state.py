@@ -274,7 +274,8 @@ def aborted_batches(state: PartitionProducers | None, headers: BatchHeaders) -> 
         wrong = np.flatnonzero(headers.is_control | headers.is_transactional | (headers.producer_id != NO_PRODUCER_ID))
         if len(wrong):
             raise Corrupt(
-                "the slice contains a producer id or a control batch, but the log lists none for it: restore the file",
+                "the slice contains a producer id or a control batch, but the log does not list any for the "
+                "slice: restore the file",
                 offset=int(headers.base_offset[wrong[0]]),
             )
         return aborted

@@ -92,7 +92,7 @@ def check_offsets(
         batch = int(wrong[0])
         row = rows[int(row_of[batch])]
         position = row.position + int(headers.position[batch] - starts[row_of[batch]])
-        offsets = f"{int(min_offsets[batch])} to {row.end}, found one of {int(base[batch])} to {int(end[batch])}"
+        offsets = f"{int(min_offsets[batch])} to {row.end}, found offsets {int(base[batch])} to {int(end[batch])}"
         message = f"expected a batch within offsets {offsets}: restore the file"
         raise Corrupt(message, file=row.file, position=position, offset=int(min_offsets[batch]))
 

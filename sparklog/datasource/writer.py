@@ -231,7 +231,7 @@ def _files_by_topic(messages: Iterable[SparklogCommitMessage]) -> dict[str, Topi
     joined = {}
     for name, parts in sorted(by_topic.items()):
         if len({part.target.topic_id for part in parts}) > 1:
-            raise Conflict(f"The topic {name!r} was deleted and created again during this write: repeat the write")
+            raise Conflict(f"The topic {name!r} was deleted and recreated during this write: repeat the write")
         target = min((part.target for part in parts), key=lambda target: target.read_version)
         joined[name] = TopicFiles(target, tuple(file for part in parts for file in part.files))
     return joined

@@ -248,7 +248,7 @@ def decode_footer(data: bytes, *, file_size: int, file: str | None = None) -> Fo
         )
     if footer_length(data[-TRAILER_BYTES:], file=file) != len(data):
         raise Corrupt(
-            f"expected a footer of {len(data)} bytes, but its length field has another value",
+            f"expected a footer of {len(data)} bytes, but its length field has a different value",
             file=file,
             position=data_bytes,
         )
@@ -297,10 +297,14 @@ def _slices(
     if (nbytes <= 0).any() or start < 0 or (start > 0 and _BEGINS_WITH_DOCUMENT.match(file or "") is None):
         raise Corrupt(f"the slices in the footer do not fill the {data_bytes} bytes before the footer", file=file)
     if (int(first[-1]) if len(first) else 0) != len(index_rows):
-        raise Corrupt(f"the footer has {len(index_rows)} index entries, but its slices list another number", file=file)
+        raise Corrupt(
+            f"the footer has {len(index_rows)} index entries, but its slices refer to a different number of index "
+            "entries",
+            file=file,
+        )
     if len(aborted) and int(aborted["slice"].max()) >= len(table):
         raise Corrupt(
-            f"the footer has {len(table)} slices, but an aborted transaction refers to a slice that is not among them",
+            f"the footer has {len(table)} slices, but an aborted transaction refers to another slice",
             file=file,
         )
     producer, first_offset, last_offset = (aborted[name].astype(np.int64) for name in ("producer", "first", "last"))

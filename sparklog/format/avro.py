@@ -36,7 +36,7 @@ def fastavro() -> Any:
     try:
         return import_module("fastavro")
     except ImportError:
-        raise BadRequest(f"the format avro needs fastavro: {install_command('avro')}") from None
+        raise BadRequest(f"the format avro requires fastavro: {install_command('avro')}") from None
 
 
 class AvroFormat(SchemaFormat):

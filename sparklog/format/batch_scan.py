@@ -102,7 +102,7 @@ def scan_headers(
             break
         length: int = unpack(view, position + 8)[0]
         if length < MIN_SIZE_FIELD:
-            stop, reason = "corrupt", f"batch length {length} is impossible"
+            stop, reason = "corrupt", f"batch length {length} is invalid"
             break
         magic = view[MAGIC_POSITION + position]
         if magic == MAGIC and length < HEADER_BYTES - LOG_OVERHEAD:
@@ -228,7 +228,7 @@ def check_headers(headers: BatchHeaders, location: DataLocation, nbytes: int) ->
     minimum = HEADER_BYTES if headers.magic is None else np.where(headers.is_legacy, MIN_LEGACY_BYTES, HEADER_BYTES)
     rules = (
         (headers.position + headers.size > nbytes, "the batch is outside of the data"),
-        ((headers.position < 0) | (headers.size < minimum), "the batch has an impossible position or size"),
+        ((headers.position < 0) | (headers.size < minimum), "the batch has an invalid position or size"),
         *header_rules(headers, max(location.shift, 0)),
     )
     for broken, message in rules:

@@ -117,7 +117,7 @@ def _lines(data: bytes, width: int, file: str | None) -> list[tuple[int, list[st
     (count,) = _integers([lines[1]], 2, file)
     entries = [(number, line.split()) for number, line in enumerate(lines[2:], start=3)]
     if count != len(entries):
-        raise Corrupt(f"the checkpoint should have {count} entries but has {len(entries)}", file=file)
+        raise Corrupt(f"expected {count} entries in the checkpoint, found {len(entries)}", file=file)
     for number, fields in entries:
         if len(fields) != width:
             raise Corrupt(f"expected {width} fields in line {number}, found {len(fields)}", file=file)

@@ -94,7 +94,7 @@ def check_level(codec: str, level: int | None) -> None:
     if level is None:
         return
     if codec not in _LEVELS:
-        raise BadRequest(f"codec {codec} has no compression levels, found level {level!r}: omit the level")
+        raise BadRequest(f"codec {codec} does not support compression levels, found level {level!r}: omit the level")
     low, high = _LEVELS[codec]
     if not low <= level <= high or (codec == "gzip" and level == 0):
         raise BadRequest(f"compression level {level} is out of range for {codec}: use {low} to {high}")

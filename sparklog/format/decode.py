@@ -172,7 +172,7 @@ class _Sink:
             self.value.valid, self.list_offsets, self.list_valid, positions, self.emitted[rows], self.state
         )  # fmt: skip
         if code == kernels.TOO_LARGE:
-            raise BadRequest("the records have 2 GiB or more of keys or values: decode fewer batches at a time")
+            raise BadRequest("the keys or values of the records are 2 GiB or larger: decode fewer batches at a time")
         if code != kernels.OK:
             raise record_error(code, self.state, group, headers, self.location)
         if self.columns & 4:
@@ -184,7 +184,7 @@ class _Sink:
         entries = int(state[kernels.HEADER_ROWS])
         key_bytes, value_bytes = int(state[kernels.HEADER_KEY_BYTES]), int(state[kernels.HEADER_VALUE_BYTES])
         if max(entries, key_bytes, value_bytes) >= 2**31:
-            raise BadRequest("the headers take up 2 GiB or more: decode fewer batches at a time")
+            raise BadRequest("the headers of the records are 2 GiB or larger: decode fewer batches at a time")
         self.header_key.reserve(entries, key_bytes)
         self.header_value.reserve(entries, value_bytes)
         kernels.decode_headers.sized(entries - int(before[kernels.HEADER_ROWS]))(

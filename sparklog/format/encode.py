@@ -235,10 +235,12 @@ class _KernelRows:
         times = np.ascontiguousarray(rows.timestamp, np.int64)
         for name, column in (("key", rows.key), ("value", rows.value), ("headers", rows.headers)):
             if column is not None and len(column) != len(times):
-                raise BadRequest(f"column {name} has {len(column)} rows, timestamp has {len(times)}")
+                raise BadRequest(
+                    f"expected {len(times)} rows in column {name}, as in column timestamp, found {len(column)}"
+                )
         selected = _ALL if order is None else _indices(order, "order")
         if len(selected) and not 0 <= int(selected.min()) <= int(selected.max()) < len(times):
-            raise BadRequest(f"order has rows outside of 0 to {len(times) - 1}")
+            raise BadRequest(f"order must contain only rows from 0 to {len(times) - 1}")
         low, high = (int(times.min()), int(times.max())) if len(times) else (0, 0)
         lane_of = _ALL if rows.partition is None else _indices(rows.partition, "partition")
         if rows.partition is not None and len(lane_of) != len(times):

@@ -68,5 +68,5 @@ def parse_snapshot(data: bytes, *, file: str | None = None) -> list[ProducerEntr
     if crc32c(data[6:]) != crc:
         raise Corrupt("the CRC-32C of the producer snapshot does not match its bytes: restore the file", file=file)
     if count < 0 or len(data) != _HEADER.size + count * ENTRY.size:
-        raise Corrupt(f"the producer snapshot should have {count} entries, but has {len(data)} bytes", file=file)
+        raise Corrupt(f"expected {count} entries in the producer snapshot, found {len(data)} bytes", file=file)
     return [ProducerEntry(*fields) for fields in ENTRY.iter_unpack(data[_HEADER.size :])]

@@ -221,7 +221,8 @@ class GroupJournal:
             log.make_durable()
             if ids is not None and ids.get(topic, topic_state.topic_id) != topic_state.topic_id:
                 raise Conflict(
-                    f"topic {topic} was deleted and created again, so its old offsets are invalid; start again"
+                    f"topic {topic} was deleted and recreated, so offsets of the old topic are invalid; read "
+                    "the new topic from the start"
                 )
             rows = dict(_row(topic, topic_state.partitions, *item, now_ms) for item in offsets[topic].items())
             tables.append(topic_offsets(topic, topic_state.topic_id, rows))

@@ -72,7 +72,9 @@ def _await_others() -> None:
     while threading.active_count() > 1 and (_imports_elsewhere() or _compiles_elsewhere()):
         if time.monotonic() > end:
             _LOG.warning(
-                "a thread has been importing or compiling for %d s: a child process that does so, too, may hang", WAIT_S
+                "a thread has been importing or compiling for %d s; a forked child process that also imports "
+                "or compiles may hang",
+                WAIT_S,
             )
             return
         time.sleep(_POLL_S)
@@ -149,9 +151,9 @@ class ForkGuard:
         """Record the use of the library. Raises `Unavailable` in a process in which the library would hang."""
         if self._is_unusable:
             raise Unavailable(
-                f"this process was forked from one that had used {self._library}, which does not work after a fork: "
-                "start processes with multiprocessing's 'spawn' or 'forkserver' method, or open stores only after the "
-                "fork"
+                f"this process was forked from a process that had used {self._library}, which does not work after a "
+                "fork: start processes with multiprocessing's 'spawn' or 'forkserver' method, or open stores only "
+                "after the fork"
             )
         self._is_used = True
 

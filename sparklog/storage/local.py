@@ -332,7 +332,9 @@ class LocalStore(FolderStore):
                 self._sync_folder(os.path.dirname(path), must=len(path) > len(self._path))
             except FileExistsError:
                 if os.path.isfile(path):
-                    raise BadRequest(f"cannot create {key or 'a folder'} in {self._path}: {path} is a file") from None
+                    raise BadRequest(
+                        f"cannot create {key or 'a directory'} in {self._path}: {path} is a file"
+                    ) from None
             except FileNotFoundError:
                 return  # another process has deleted a parent directory, so the caller retries
             except OSError as error:

@@ -118,7 +118,7 @@ def with_settings(location: str, options: Mapping[str, str]) -> str:
     settings = dict(url.settings)
     for name, value in check_settings(url.scheme, extra, "the options").items():
         if settings.setdefault(name, value) != value:
-            raise BadRequest(f"the URL sets {name}={settings[name]}, but the options set {value}: use one of them")
+            raise BadRequest(f"the URL sets {name}={settings[name]}, but the options set {value}: set only one of them")
     return str(replace(url, settings=tuple(sorted(settings.items()))))
 
 

@@ -162,7 +162,7 @@ def _race(run: ProbeRun, pool: ThreadPoolExecutor, number: int, size: int) -> by
         raise
     winners = [body for body, result in zip(bodies, results, strict=True) if result is True]
     if len(winners) > 1:
-        run.fail(f"{len(winners)} of {THREADS} threads that created the same object concurrently succeeded; must be 1")
+        run.fail(f"{len(winners)} of {THREADS} threads that created the same object concurrently succeeded, expected 1")
     failures = [result for result in results if isinstance(result, Unavailable)]
     if len(failures) == THREADS:
         raise failures[0]
@@ -174,7 +174,7 @@ def _race(run: ProbeRun, pool: ThreadPoolExecutor, number: int, size: int) -> by
         raise Unavailable(f"no object could be created in {run.store.location}: try again") from None
     # If the response to the winner was lost and the request was retried, there is no winner.
     if stored not in (winners or bodies):
-        run.fail("an object has other bytes than its only creator wrote")
+        run.fail("an object contains different bytes than its only creator wrote")
     if run.store.create(key, b"again"):
         run.fail("an existing object was created a second time")
     return stored
@@ -224,17 +224,20 @@ def _delete(run: ProbeRun) -> None:
         run.fail("a deleted object still exists")
 
 
-_REMEDY = "use another store, or a newer version of its server: docs/reference/stores.md lists those that were tested"
+_REMEDY = "use another store, or a newer version of its server: docs/reference/stores.md lists the tested versions"
 CREATE = Guarantee(
     "create", f"if {THREADS} threads create one object concurrently, exactly one succeeds", _REMEDY, _exclusive
 )
 GUARANTEES = (
     CREATE,
-    Guarantee("read", "a range of an object has its bytes", _REMEDY, _ranges),
+    Guarantee("read", "reads of byte ranges return the requested bytes", _REMEDY, _ranges),
     Guarantee("names", "names are case-sensitive", _REMEDY, _case_sensitive),
-    Guarantee("list", "listings are in order", _REMEDY, _listing),
+    Guarantee("list", "listings are sorted by key", _REMEDY, _listing),
     Guarantee("clock", "the store's clock can be read", _REMEDY, _clock),
 )
 DELETE = Guarantee(
-    "delete", "objects can be deleted", "retain and its vacuum need it; writers and readers do not", _delete
+    "delete",
+    "objects can be deleted",
+    "retain and its vacuum require this guarantee, but writers and readers do not",
+    _delete,
 )

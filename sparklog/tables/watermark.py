@@ -140,7 +140,7 @@ def check_watermark(
     if watermark.topic_id != source.topic_id:
         if new_topic != "continue":
             raise BadRequest(
-                f"topic '{source.topic}' was deleted and created again since it was copied to table {table}: expected "
+                f"topic '{source.topic}' was deleted and recreated since it was copied to table {table}: expected "
                 f"topic id {watermark.topic_id}, found {source.topic_id}. To add the records of the new topic to the "
                 "table, use --new-topic continue"
             )

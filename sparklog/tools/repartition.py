@@ -292,7 +292,8 @@ def reject_other_writers(copying: Copying, log_ends: Int64s, copied: CopyPositio
     if others:
         raise Conflict(
             f"topic '{copying.name}' has {others} records of other writers, so the remaining records of topic "
-            f"'{copying.source.topic}' would come after newer records of their keys; use consume and produce instead"
+            f"'{copying.source.topic}' would be appended after newer records with the same keys; use consume and "
+            "produce instead"
         )
 
 

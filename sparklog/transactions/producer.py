@@ -175,7 +175,8 @@ class TransactionalProducer:
         """Begin a transaction from the cached state, which the caller has just refreshed."""
         if self._open is not None and self._open.state in (OPEN, PREPARED):
             raise BadRequest(
-                f"transaction {self._open.n} of '{self.id}' is open: commit or abort it before you begin the next one"
+                f"transaction {self._open.n} of '{self.id}' is open: commit or abort it before you begin "
+                "another transaction"
             )
         self.root.engine.ensure_probed()
         if self._open is not None and self._open.state == UNKNOWN:
@@ -313,7 +314,9 @@ class Transaction:
             offsets = group.positions() if offsets is None else offsets
             group = group.membership
         if offsets is None:
-            raise BadRequest("expected offsets by topic and partition, which are optional only for a consumer")
+            raise BadRequest(
+                "expected offsets by topic and partition, found None; only a consumer may omit the offsets"
+            )
         GROUP.check("group", group)
         ids = group.topic_ids if isinstance(group, Membership) else None
         member = group.metadata if isinstance(group, Membership) else None if isinstance(group, str) else group
@@ -327,11 +330,11 @@ class Transaction:
 
     def _check_open(self) -> None:
         if self.state != OPEN:
-            raise BadRequest(f"transaction {self.n} of '{self.id}' is {self.state}: begin a new one")
+            raise BadRequest(f"transaction {self.n} of '{self.id}' is {self.state}: begin a new transaction")
         if self._failure is not None:
             raise BadRequest(
                 f"an append to transaction {self.n} of '{self.id}' failed: {self._failure}; abort the transaction and "
-                "begin a new one"
+                "begin a new transaction"
             )
 
     # -- prepare, commit, abort
@@ -513,6 +516,7 @@ class Transaction:
 def _oldest(topic: str, targets: Sequence[AppendTarget]) -> AppendTarget:
     if len({target.topic_id for target in targets}) > 1:
         raise Conflict(
-            f"topic '{topic}' was deleted and created again while this transaction wrote to it: begin a new transaction"
+            f"topic '{topic}' was deleted and recreated while this transaction was writing to it: begin a new "
+            "transaction"
         )
     return min(targets, key=lambda target: target.read_version)

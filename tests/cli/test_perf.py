@@ -120,7 +120,7 @@ def test_perf_consume_counts_records_like_kafka(sparklog: Sparklog, root: Path) 
         (("--record-size", 5, "--producer-props", "lingerms=5"), "expected NAME=VALUE with one of the names"),
         (
             ("--record-size", 5, "--producer-props", "linger.ms=x"),
-            "linger_ms must be a number of milliseconds of at least 0, found 'x'",
+            "linger_ms must be a non-negative number of milliseconds, found 'x'",
         ),
         (("--record-size", 5, "--commit-intervals", "5,x"), "expected milliseconds separated by commas"),
     ],

@@ -331,12 +331,12 @@ def test_without_producers_only_the_last_batch_is_retained() -> None:
 def test_unexpected_producers_are_an_error(wrong: bytes) -> None:
     data = data_batch(0, 2, transactional=False) + wrong
     headers = scan_headers(data)
-    with pytest.raises(Corrupt, match="but the log lists none for it") as caught:
+    with pytest.raises(Corrupt, match="but the log does not list any for the slice") as caught:
         BatchFilter(None, now_ms=0, expiration_ms=DAY_MS, first_uncleanable=10).actions(
             Window(data, 0, headers, "x.log")
         )
     assert caught.value.offset == 3
-    with pytest.raises(Corrupt, match="but the log lists none for it"):
+    with pytest.raises(Corrupt, match="but the log does not list any for the slice"):
         aborted_batches(None, headers)
 
 

@@ -257,7 +257,7 @@ def test_a_default_in_a_file_drops_no_records_without_a_key(tmp_path: Path, caps
     assert logs.log.snapshot().slices.all().sealed().all(), "all else is done"
     (line,) = [line for line in capsys.readouterr().err.splitlines() if line.startswith("sparklog compact: ")]
     assert "log.cleanup.policy" in line
-    assert "set cleanup.policy on the topic" in line
+    assert "set cleanup.policy=delete on the topic" in line
     logs.alter(configs={"cleanup.policy": "compact"}, force=True)
     assert job(InProcess(), root, *given) == 0
     assert records(logs) == [row for row in latest(before) if row["key"] is not None]

@@ -110,7 +110,7 @@ def test_a_topic_created_again_under_a_running_query_is_an_error(
         query.stop()
     assert values(root, "out") == list(range(5))
     message = failure(copy(source(spark, f"{root}/in"), root, tmp_path / "c"))
-    assert "was deleted and created again while a stream reads it" in message
+    assert "was deleted and recreated while a stream was reading it" in message
     finish(copy(source(spark, f"{root}/in", failOnDataLoss=False), root, tmp_path / "c"))
     assert values(root, "out") == list(range(50))
 

@@ -366,7 +366,7 @@ def test_a_topic_created_again_is_an_error_or_read_from_its_start(caplog: pytest
     end = source.latest(source.initial(), limited=True)
     view.create("t", topic_id="id-2")
     view.add("t", 9)
-    with pytest.raises(NotFound, match=r"deleted and created again while a stream reads it \(id id-t, now id-2\)"):
+    with pytest.raises(NotFound, match=r"deleted and recreated while a stream was reading it \(id id-t, now id-2\)"):
         source.latest(end, limited=True)
     lenient = planner(view, failOnDataLoss="false")
     with caplog.at_level(logging.WARNING, "sparklog"):
@@ -419,14 +419,14 @@ ELSEWHERE = (
             {"t": {"0": 5}, "$ids": {"t": "id-0"}},
             {},
             NotFound,
-            f"again while a stream reads it (id id-0, now id-t){ELSEWHERE}, so that the query continues at the",
+            f"while a stream was reading it (id id-0, now id-t){ELSEWHERE}, so that the query continues at the",
         ),
         # The topic was deleted.
         (
             {"t": {"0": 5}, "gone": {"0": 5}},
             {"subscribe": "t,gone"},
             NotFound,
-            f"The topic 'gone' was deleted while a stream reads it{ELSEWHERE}, so that the query skips it",
+            f"The topic 'gone' was deleted while a stream was reading it{ELSEWHERE}, so that the query skips it",
         ),
         (
             {"t": {"0": 9}},
@@ -490,7 +490,7 @@ def test_a_deleted_topic() -> None:
     source = planner(view, subscribe="t,u")
     end = source.latest(source.initial(), limited=True)
     del view.now["u"]
-    with pytest.raises(NotFound, match="The topic 'u' was deleted while a stream reads it"):
+    with pytest.raises(NotFound, match="The topic 'u' was deleted while a stream was reading it"):
         source.latest(end, limited=True)
     lenient = planner(view, subscribe="t,u", failOnDataLoss="false")
     following = lenient.latest(end, limited=True)
@@ -768,7 +768,7 @@ def test_a_commit_that_a_cache_of_names_hides_is_waited_for() -> None:
 def test_a_topic_that_was_created_again_is_not_waited_for() -> None:
     time = Time()
     source = planner(view_of(t=4), time)
-    with pytest.raises(NotFound, match="was deleted and created again"):
+    with pytest.raises(NotFound, match="was deleted and recreated"):
         source.latest({"t": {"0": 10}, "$ids": {"t": "id-of-before"}}, limited=True)
     assert time.slept == []
 
@@ -795,5 +795,5 @@ def test_a_topic_created_again_with_the_same_end_is_seen_by_an_idle_query() -> N
     assert source.latest(at_end, limited=True) is at_end
     view.create("t", topic_id="id-2")
     view.add("t", 3)
-    with pytest.raises(NotFound, match="deleted and created again"):
+    with pytest.raises(NotFound, match="deleted and recreated"):
         source.latest(at_end, limited=True)

@@ -216,7 +216,7 @@ def test_records_of_a_topic_created_again_are_not_read_under_an_old_plan(
     opened.create_topic("t").append(pa.table({"value": [f"new {n}" for n in range(6)]}))
     retain_root(opened, Settings(now_ms=SYSTEM.wall_ms() + 3 * 86_400_000))
     assert read(first) == []
-    assert "deleted and created again" in caplog.text
+    assert "deleted and recreated" in caplog.text
     later = planner.latest(end, limited=True)
     second = log_partitions(view, planner.ranges(end, later), options)
     assert read(second) == list(range(6))
@@ -397,7 +397,7 @@ def test_a_topic_column_is_a_transaction(tmp_path: Path, monkeypatch: pytest.Mon
         for name in ("a", "b")
     ]
     assert [sorted(found) for found in read] == [list(range(0, 20, 2)), list(range(1, 20, 2))]
-    with pytest.raises(sparklog.Fenced, match="was taken over by run r2"):
+    with pytest.raises(sparklog.Fenced, match="was superseded by run r2"):
         publish(sink, [message], WriterKey("q", 1, "r1"))
 
 
@@ -522,7 +522,7 @@ def test_a_topic_created_again_between_tasks(tmp_path: Path) -> None:
     first = write_task(sink, [rows(range(4), ["t"])], "x")
     sparklog.open(root).delete_topic("t")
     second = write_task(sink, [rows(range(4), ["t"])], "x")
-    with pytest.raises(Conflict, match="was deleted and created again during this write"):
+    with pytest.raises(Conflict, match="was deleted and recreated during this write"):
         publish(sink, [first, second], None)
 
 

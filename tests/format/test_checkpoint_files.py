@@ -35,8 +35,8 @@ def test_files_without_entries(data: bytes) -> None:
     [
         (b"1\n0\n", "version 0"),
         (b"0\nx\n", "integers in line 2"),
-        (b"0\n2\nt 0 1\n", "should have 2 entries but has 1"),
-        (b"0\n1\nt 0 1\n\n", "should have 1 entries but has 2"),
+        (b"0\n2\nt 0 1\n", "expected 2 entries in the checkpoint, found 1"),
+        (b"0\n1\nt 0 1\n\n", "expected 1 entries in the checkpoint, found 2"),
         (b"0\n1\nt 0\n", "expected 3 fields in line 3"),
         (b"0\n1\nt 0 x\n", "integers in line 3"),
         (b"\xff\xfe", "UTF-8"),

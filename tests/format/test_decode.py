@@ -314,7 +314,7 @@ def test_headers_of_other_data_are_rejected() -> None:
         with pytest.raises(Corrupt, match="outside of the data"):
             decode(data[:-1], headers, columns=ALL, check_crc=check_crc)
     moved = replace(headers, position=headers.position - 100)
-    with pytest.raises(Corrupt, match="impossible position"):
+    with pytest.raises(Corrupt, match="invalid position"):
         decode(data, moved, columns=ALL, check_crc=False)
 
 

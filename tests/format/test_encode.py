@@ -229,9 +229,9 @@ def test_more_than_127_headers() -> None:
             "must not be null, found a null in row 0",
         ),
         ({"headers": pa.array([[None]], HEADERS_TYPE)}, "must not be null"),
-        ({"value": pa.array([b"a", b"b"])}, "column value has 2 rows, timestamp has 1"),
-        ({"order": np.array([1])}, "outside of 0 to 0"),
-        ({"order": np.array([-1])}, "outside of 0 to 0"),
+        ({"value": pa.array([b"a", b"b"])}, "expected 1 rows in column value, as in column timestamp, found 2"),
+        ({"order": np.array([1])}, "must contain only rows from 0 to 0"),
+        ({"order": np.array([-1])}, "must contain only rows from 0 to 0"),
         ({"order": np.array([True])}, "order must be integers, found bool"),
     ],
 )

@@ -223,7 +223,7 @@ def test_offsets_of_a_recreated_topic_are_ignored() -> None:
     world.root().create_topic("a")
     assert offsets(group(world)) == {("b", 0): 6}
     # The member read the deleted topic, so its offsets are invalid in the new topic.
-    with pytest.raises(Conflict, match="topic a was deleted and created again, so its old offsets are invalid"):
+    with pytest.raises(Conflict, match="topic a was deleted and recreated, so offsets of the old topic are invalid"):
         member.commit({"a": {0: 9}})
     assert offsets(group(world)) == {("b", 0): 6}
     group(world).join("two").commit({"a": {0: 1}})

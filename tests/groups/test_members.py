@@ -265,7 +265,7 @@ def test_entries_with_members_need_the_feature_and_others_do_not() -> None:
 def test_an_older_release_rejects_the_entry_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
     data = GROUP_JSON.encode(shared("one"))
     monkeypatch.setattr(documents, "KNOWN_READ_FEATURES", frozenset())
-    with pytest.raises(BadRequest, match="needs the sparklog features groupMembers to be read; upgrade sparklog"):
+    with pytest.raises(BadRequest, match="requires the sparklog features groupMembers; upgrade sparklog"):
         GROUPS.decode(data, "k", 0)
 
 

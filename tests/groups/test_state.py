@@ -95,7 +95,7 @@ def test_invalid_entries_are_corrupt(old: bytes, new: bytes, says: str) -> None:
 
 
 def test_a_newer_format_is_rejected() -> None:
-    with pytest.raises(BadRequest, match="needs the sparklog features odd to be read"):
+    with pytest.raises(BadRequest, match="requires the sparklog features odd"):
         GROUPS.decode(GROUP_JSON.encode(replace(joined(), read_features=("odd",))), "k", 0)
 
 

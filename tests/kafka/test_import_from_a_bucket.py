@@ -123,6 +123,8 @@ def test_export_requires_a_disk(fixtures: Path, tmp_path: Path) -> None:
     assert all(each.linked == 0 for each in exported.partitions)
     expected = without_epochs(expected_records(fixtures / "transactions", "txn-a-0", READ_UNCOMMITTED))
     assert read(KafkaView(tmp_path / "out"), "txn-a") == expected
-    with pytest.raises(BadRequest, match=r"s3://b/out is in a bucket, but an export needs a disk.*s3 sync") as error:
+    with pytest.raises(
+        BadRequest, match=r"s3://b/out is in a bucket, but an export is atomic only on a disk.*s3 sync"
+    ) as error:
         export_topics(root, "s3://b/out?endpoint=http://127.0.0.1:1", ["txn-a"])
     assert "endpoint" not in str(error.value)

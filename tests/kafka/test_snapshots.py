@@ -63,7 +63,7 @@ def test_log_start_beyond_the_end_leaves_an_empty_log(folder: Path) -> None:
 def test_damaged_checkpoint_is_corrupt(folder: Path) -> None:
     file = folder.parent / "log-start-offset-checkpoint"
     file.write_text("0\n3\nt 0 1\n")
-    with pytest.raises(Corrupt, match="should have 3 entries but has 1") as caught:
+    with pytest.raises(Corrupt, match="expected 3 entries in the checkpoint, found 1") as caught:
         KafkaView(folder.parent).refresh(["t"])
     assert caught.value.file == str(file)
 

@@ -394,7 +394,7 @@ def test_child_of_a_process_that_used_hdfs_does_not_hang(hdfs: FakeHdfs, store: 
     answers = context.Queue()
     child = context.Process(target=_in_child, args=(answers,))
     child.start()
-    assert "forked from one that had used hdfs_native" in answers.get(timeout=300)
+    assert "forked from a process that had used hdfs_native" in answers.get(timeout=300)
     child.join()
     assert os.getpid() != child.pid
 

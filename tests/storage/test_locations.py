@@ -106,7 +106,7 @@ def test_options_become_settings_of_the_url() -> None:
     assert with_settings("/data/log", {"subscribe": "orders"}) == "/data/log"
     with pytest.raises(BadRequest, match="region are settings of object stores, but /data/log is a path"):
         with_settings("/data/log", {"region": "r"})
-    with pytest.raises(BadRequest, match="the URL sets region=a, but the options set b: use one of them"):
+    with pytest.raises(BadRequest, match="the URL sets region=a, but the options set b: set only one of them"):
         with_settings("s3://b/log?region=a", {"region": "b"})
     with pytest.raises(BadRequest, match="the options must not contain the secret fs") as caught:
         with_settings("s3://b/log", {"fs.s3a.secret.key": SECRET})

@@ -203,7 +203,7 @@ def test_child_of_a_process_that_used_a_bucket_does_not_hang(bucket: str) -> Non
     answers = context.Queue()
     child = context.Process(target=_in_child, args=(bucket, answers))
     child.start()
-    assert "forked from one that had used obstore" in answers.get(timeout=300)
+    assert "forked from a process that had used obstore" in answers.get(timeout=300)
     child.join()
 
 

@@ -69,6 +69,6 @@ def test_servers_that_lose_races_are_rejected(name: str, tmp_path: Path) -> None
     with started(HOLD_NONE[name], tmp_path) as server:
         store = open_store(server.bucket())
         for _ in range(TRIES):
-            with pytest.raises(BadRequest, match=rf"of {THREADS} threads .* must be 1"):
+            with pytest.raises(BadRequest, match=rf"of {THREADS} threads .* expected 1"):
                 probe(store)
         assert list(store.list("_probe/")) == []

@@ -349,7 +349,7 @@ def test_a_topic_that_is_recreated_concurrently_is_detected() -> None:
     root = world.root()
     root.delete_topic("b")
     root.create_topic("b")
-    with pytest.raises(Conflict, match="was deleted and created again"):
+    with pytest.raises(Conflict, match="was deleted and recreated"):
         transaction.commit()
     assert world.values_by_topic() == {"a": [], "b": [], "c": []}
 

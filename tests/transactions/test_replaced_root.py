@@ -107,7 +107,7 @@ def test_writes_after_the_root_was_replaced_are_rejected(log: str, replace: Call
     replace(old)
     left = old.store.snapshot()
     for _ in range(2):
-        with pytest.raises(Fenced, match="stop this process, and open the root again"):
+        with pytest.raises(Fenced, match="stop this process, and reopen the root"):
             old.writer()
     assert old.store.snapshot() == left
     if replace is not Old.remove:
@@ -139,7 +139,7 @@ def test_a_root_that_is_replaced_between_the_check_and_the_create_is_detected(
     write = old.through(hooked)
     write()
     hooked.before_next("create:commit", lambda: replace(old))
-    with pytest.raises(Fenced, match=r"was withdrawn; stop this process, and open the root again"):
+    with pytest.raises(Fenced, match=r"was withdrawn; stop this process, and reopen the root"):
         write()
     old.go_on()
 
@@ -148,7 +148,7 @@ def test_a_first_entry_is_not_written_into_another_root() -> None:
     old = Old("topic")
     root = old.world.root()
     old.restore_as_another()
-    with pytest.raises(Fenced, match=r"is another root \(id .*\) than this process opened"):
+    with pytest.raises(Fenced, match=r"is another root \(id .*\) than the root that this process opened"):
         Groups(root).group("new").join("one")
     with pytest.raises(Fenced, match="was not written"):
         root.create_topic("new")
@@ -242,7 +242,7 @@ def test_verify_reports_entries_after_a_gap(log: str) -> None:
     assert [finding.file for finding in named] == [stray]
     number = int(end.rsplit("/", 1)[1][:20]) + 1
     assert f"is beyond a gap: {'commit' if log == 'topic' else 'entry'} {number} is missing" in named[0].message
-    assert "a process that outlived a restored root wrote it" in named[0].remedy
+    assert "a process that still had the root open after the root was restored" in named[0].remedy
     assert not any(file.file == end for file in report.unreferenced)
     old.store.delete(stray)
     old.go_on()

@@ -220,7 +220,7 @@ class TestTwoDriversOfOneBatch:
             root = world.root()
             done = publish(root, "query", written(world, root, f"batch {batch}"), key=self.key(run, batch))
             assert done.skipped == skipped
-        with pytest.raises(Fenced, match="run run-1 of writer 'query' was taken over by run run-2"):
+        with pytest.raises(Fenced, match="run run-1 of writer 'query' was superseded by run run-2"):
             publish(world.root(), "query", written(world, world.root(), "x"), key=self.key("run-1", 1))
         assert world.values_by_topic() == {name: ["batch 0", "batch 1"] for name in "abc"}
 

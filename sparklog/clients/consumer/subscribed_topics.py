@@ -83,7 +83,9 @@ class SubscribedTopics:
         for topic in topics:
             topic_id = self.view.topic_id(topic)
             if self.ids.setdefault(topic, topic_id) != topic_id:
-                raise Conflict(f"topic {topic} was deleted and created again while it was read: create a new consumer")
+                raise Conflict(
+                    f"topic {topic} was deleted and recreated while it was being read: create a new consumer"
+                )
             if topic not in self._counts:
                 self._counts[topic] = 0 if new else len(self.view.bounds(topic))
 

@@ -18,7 +18,7 @@ PartitionFunction: TypeAlias = Callable[[bytes | None, Sequence[int], Sequence[i
 """A function that returns the partition of a record, as in kafka-python. Its arguments are the key, all partitions, and
 the available partitions, which are also all partitions.
 """
-_MILLISECONDS = number("a number of milliseconds of at least 0", lambda value: 0 <= value < 1e12)
+_MILLISECONDS = number("a non-negative number of milliseconds", lambda value: 0 <= value < 1e12)
 _BYTES = int64(1, MAX_BUFFER_BYTES)
 _FUNCTION = ValueType("a function of a key and two lists of partitions", callable)
 _ALL = ValueType(

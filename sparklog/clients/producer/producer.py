@@ -232,7 +232,7 @@ class Producer:
             Fenced: If a newer producer with this id is running.
         """
         if self._producer_id is None:
-            raise BadRequest("this producer has no producer_id, so its records have no sequences")
+            raise BadRequest("this producer has no producer_id, so its records do not have sequence numbers")
         self._check_topic(topic)
         self.flush()
         sequences = self._sender.sequences(topic)
@@ -334,7 +334,7 @@ class Producer:
 
     def _reject_in_callback(self, call: str) -> None:
         if threading.current_thread() is self._thread:
-            raise BadRequest(f"{call} would wait for itself in a callback: call it in another thread")
+            raise BadRequest(f"{call} would wait for itself in a callback: call it from another thread")
 
 
 def _checked_integer(name: str, valid: str, value: object, high: int) -> int:

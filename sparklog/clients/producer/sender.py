@@ -52,9 +52,9 @@ class Sender:
         except BaseException as error:
             self._accumulator.fail_all(
                 Unavailable(
-                    f"the thread of this producer died ({type(error).__name__}: {error}), so it is unknown whether "
-                    "its last records were published: check the topic before you send the records again with another "
-                    "producer"
+                    f"the sender thread of this producer failed ({type(error).__name__}: {error}), so it is unknown "
+                    "whether its last records were published: check the topic before you send the records again with "
+                    "another producer"
                 )
             )
             raise
@@ -143,10 +143,10 @@ class Sender:
 def _not_published(error: Unavailable, records: int) -> Unavailable:
     """Return the error for records whose commit failed, or may have failed."""
     if not error.is_unknown:
-        message = f"{error}; none of {records} sent together was published: send the records again"
+        message = f"{error}; none of the records in this commit ({records}) was published: send the records again"
         return Unavailable(message, is_denied=error.is_denied)
     return Unavailable(
-        f"{error}; it is unknown whether the records of this commit ({records}) were published: check the topic before "
-        "you send them again, or use producer_id= and sequence=, which never publish a record twice",
+        f"{error}; it is unknown whether the records in this commit ({records}) were published: check the topic "
+        "before you send the records again, or use producer_id= and sequence=, which never publish a record twice",
         is_unknown=True,
     )

@@ -68,7 +68,8 @@ class TopicSequences:
         if self._failure is not None:
             raise Conflict(
                 f"not published: an earlier commit of producer '{self._producer_id}' to topic '{self._log.topic}' "
-                f"failed; call last_sequence('{self._log.topic}') and send again from there ({self._failure})"
+                f"failed; call last_sequence('{self._log.topic}') and resend the records after this sequence "
+                f"({self._failure})"
             )
         if self._run is not None:
             return
@@ -120,7 +121,7 @@ def checked_sequence(sequence: object, producer_id: str | None) -> int | None:
     number = as_integer(sequence)
     if number is None or not 1 <= number <= INT64_MAX:
         raise BadRequest(
-            f"producer '{producer_id}' sends with sequence=, an integer from 1 that increases with each record; "
-            f"found {shortened(sequence)}"
+            f"producer '{producer_id}' requires a sequence= for each record, an integer from 1 that increases with "
+            f"each record; found {shortened(sequence)}"
         )
     return number

@@ -155,8 +155,8 @@ def export_topics(
     topic_ids = _topic_ids(options.topic_id, topics, options.groups is not None)
     if is_url(path):
         raise BadRequest(
-            f"{without_settings(os.fspath(path))} is in a bucket, but an export needs a disk to appear atomically:"
-            " export to a path, and upload that, for example with `aws s3 sync`"
+            f"{without_settings(os.fspath(path))} is in a bucket, but an export is atomic only on a disk: export to a "
+            "path, and upload the directory, for example with `aws s3 sync`"
         )
     directory = _check_directory(root, local_path(path))
     offsets: list[GroupOffsets] | None = None
@@ -207,7 +207,7 @@ def _topic_ids(topic_ids: str | Mapping[str, str] | None, topics: Sequence[str],
         raise BadRequest(f"expected either the topic {CONSUMER_OFFSETS} or groups to export, found both")
     if isinstance(topic_ids, str):
         if len(topics) > 1:
-            raise BadRequest(f"expected one topic for a topic id, found {len(topics)}: pass ids by topic")
+            raise BadRequest(f"expected one topic for a topic id, found {len(topics)}: pass a mapping of topics to ids")
         topic_ids = {topics[0]: topic_ids}
     for topic, topic_id in (topic_ids or {}).items():
         if topic not in topics and not (groups and topic == CONSUMER_OFFSETS):

@@ -236,7 +236,7 @@ def try_list_segments(partition_dir: FilePath) -> tuple[SegmentName, ...] | None
 
 
 def missing_partition_dir(partition_dir: FilePath) -> NotFound:
-    return NotFound(f"directory {partition_dir} no longer exists: was the topic deleted?")
+    return NotFound(f"directory {partition_dir} no longer exists: check whether the topic was deleted")
 
 
 def missing_segment(error: FileNotFoundError) -> Unavailable:

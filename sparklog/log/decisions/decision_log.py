@@ -441,7 +441,7 @@ def _read_decisions(logs: DecisionLogs, raw: Mapping[str, Snapshot], decisions: 
             # the transaction.
             raise state
         # Offsets below the open slices can still be read.
-        _LOG.warning("the transactions of '%s' count as open: %s", name, state)
+        _LOG.warning("the transactions of '%s' are treated as open: %s", name, state)
         decisions.states[name] = None
 
 

@@ -148,7 +148,7 @@ class EntryChain(Generic[E]):
         state = self.state_at(self.span().last)
         if state is None:
             raise NotFound(
-                f"the entries of {self.kind.title(self.id)} were deleted while they were read; try again later"
+                f"the entries of {self.kind.title(self.id)} were deleted while they were being read; try again later"
             )
         while (entry := self.after(state)) is not None:
             state = entry

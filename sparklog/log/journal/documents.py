@@ -78,7 +78,9 @@ def encode(document: Mapping[str, object]) -> bytes:
     body = _text_of(document).encode("ascii")[:-1]
     if len(body) > MAX_DOCUMENT - _TRAILER_BYTES:
         size = len(body)
-        raise BadRequest(f"an object of {size} bytes exceeds the limit of {MAX_DOCUMENT}; write less in one commit")
+        raise BadRequest(
+            f"the object size {size} exceeds the maximum {MAX_DOCUMENT}; write fewer records or changes in one commit"
+        )
     return b"%s%s%d}\n" % (body, _TRAILER, crc32c.crc32c(body))
 
 
@@ -106,7 +108,7 @@ def decode(data: bytes, key: str, what: str) -> Fields:
     features = fields.texts("readFeatures")
     if not KNOWN_READ_FEATURES.issuperset(features):
         unknown = ", ".join(sorted(set(features) - KNOWN_READ_FEATURES))
-        raise BadRequest(f"{what} {key} needs the sparklog features {unknown} to be read; upgrade sparklog")
+        raise BadRequest(f"reading {what} {key} requires the sparklog features {unknown}; upgrade sparklog")
     return fields
 
 

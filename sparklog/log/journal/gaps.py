@@ -16,15 +16,19 @@ from sparklog.storage.store import Store
 def missing_numbers(store: Store, missing: int, listed: Sequence[int]) -> str:
     """Return the error message for a gap that begins at `missing`. `listed` contains the numbers in a listing."""
     later = [number for number in listed if number > missing]
-    numbers = f"number {missing} of the log is missing"
+    numbers = f"entry {missing} of the log is missing"
     if later and later[0] > missing + 1:
-        numbers = f"numbers {missing} to {later[0] - 1} of the log are missing"
+        numbers = f"entries {missing} to {later[0] - 1} of the log are missing"
     if later:
-        numbers += f", although {later[0]} exists" if len(later) == 1 else f", although {later[0]} to {later[-1]} exist"
+        numbers += (
+            f", although entry {later[0]} exists"
+            if len(later) == 1
+            else f", although entries {later[0]} to {later[-1]} exist"
+        )
     return (
-        f"{numbers}: the log cannot be read after the gap, and cannot be written. If the root is still being copied, "
-        f"wait until the copy is complete. Otherwise run sparklog repair {shlex.quote(store.location)}, which reports "
-        "whether the lost objects can be rebuilt, or restore them from a backup"
+        f"{numbers}, so the log cannot be read after the gap, and cannot be written. If the root is still being "
+        f"copied, wait until the copy is complete. Otherwise run sparklog repair {shlex.quote(store.location)}, which "
+        "reports whether the lost objects can be rebuilt, or restore them from a backup"
     )
 
 

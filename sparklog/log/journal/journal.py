@@ -396,14 +396,14 @@ class Journal(ABC, Generic[S, E, D]):
         if checkpoints and number < checkpoints[-1]:
             return Corrupt(
                 f"{self.noun} {number + 1} of {self.title} is missing, and no checkpoint up to version "
-                f"{checkpoints[-1]} can be read; restore it",
+                f"{checkpoints[-1]} can be read; restore the {self.noun}",
                 file=self.key(number + 1),
             )
         # An entry that has been read is never withdrawn, even if a cache hides it.
         if self._latest is not None and number < self._latest.state.number:
             return Unavailable(
-                f"{self.title} ends at {self.noun} {number}, but this process has read later ones; try again "
-                "later, or open the root again if it was restored"
+                f"{self.title} ends at {self.noun} {number}, but this process has already read beyond this "
+                f"{self.noun}; try again later, or reopen the root if it was restored"
             )
         if self._is_stale(opened.seen):
             return Unavailable(f"opening {self.title} takes longer than an hour; try again later")

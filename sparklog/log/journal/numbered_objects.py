@@ -74,10 +74,10 @@ been deleted and reused.
 """
 CONFIRMING_READS = 3
 """Number of consecutive reads in which an object must be corrupt or different before the result is trusted."""
-REOPEN = "stop this process, and open the root again"
+REOPEN = "stop this process, and reopen the root"
 REPLACED = (
-    "the root was moved away and restored, or removed and created again; otherwise, the store does not create "
-    "objects exclusively, which sparklog doctor can test"
+    "the root was moved away and restored, or deleted and recreated, or the store does not create objects "
+    "exclusively, which you can test with sparklog doctor"
 )
 
 
@@ -530,10 +530,12 @@ class NumberedObjects:
             except Unavailable as error:
                 problem = str(error)
             if backoff.is_over() and problem:
-                problem = f"{key}, which does not follow it, cannot be withdrawn: {problem}; delete it"
+                problem = f"{key}, which does not follow this object, cannot be withdrawn: {problem}; delete {key}"
                 raise Unavailable(f"{self._replaced(earlier)}; {problem}")
             if backoff.is_over():
-                raise self._unknown(number, f"{self.key(number + 1)} follows it, and {self.key(earlier)} is missing")
+                raise self._unknown(
+                    number, f"{self.key(number + 1)} follows this object, and {self.key(earlier)} is missing"
+                )
             backoff.sleep()
 
     def _withdraw(self, number: int, data: bytes) -> bool:
@@ -565,7 +567,7 @@ class NumberedObjects:
     def _restore(self, number: int, data: bytes) -> None:
         """Create an object again that this process may have deleted, because the next object follows it."""
         if not self.store.create(self.key(number), data) and self.read(number) != data:
-            raise self._unknown(number, f"{self.key(number + 1)} follows it, and it was replaced")
+            raise self._unknown(number, f"{self.key(number + 1)} follows this object, and the object was replaced")
 
     def _unknown(self, number: int, failure: object) -> Unavailable:
         key = self.key(number)
@@ -577,7 +579,11 @@ class NumberedObjects:
         """Raise `Fenced` if the root was replaced, or `Unavailable` if `number` may have been written."""
         if self.root_id is None or (root_id := self._root_id()) == self.root_id:
             return
-        state = "no longer a root" if root_id is None else f"another root (id {root_id}) than this process opened"
+        state = (
+            "no longer a root"
+            if root_id is None
+            else f"another root (id {root_id}) than the root that this process opened"
+        )
         message = f"{self.store.location} is {state} ({self.root_id})"
         if may_be_written:
             raise self._unknown(number, message)

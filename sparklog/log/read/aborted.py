@@ -126,7 +126,7 @@ def _from_segment(store: Store, planned: PlannedSlice, crc: int) -> AbortedTrans
     except NotFound:
         if store.stat(planned.file) is None:
             raise MissingFile(planned.file) from None
-    raise Corrupt("the segment has no transaction index: restore it", file=key)
+    raise Corrupt("the segment has no transaction index: restore the index", file=key)
 
 
 def _from_append_file(store: Store, planned: PlannedSlice) -> AbortedTransactions:

@@ -55,7 +55,7 @@ def latest_record(
         offset = _latest_offset(view, topic, partition, key, isolation)
         if offset is None:
             continue
-        missing = f"the record at offset {offset} of {topic}-{partition} was deleted while it was read; retry"
+        missing = f"the record at offset {offset} of {topic}-{partition} was deleted during the read; retry"
         record = record_at(view, topic, partition, offset, isolation, missing)
         if latest is None or _timestamp(record) > _timestamp(latest):
             latest = record

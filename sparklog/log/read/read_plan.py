@@ -49,7 +49,7 @@ BATCH_BYTES = 4 << 20
 
 def check_isolation(isolation: str) -> str:
     if isolation not in (READ_COMMITTED, READ_UNCOMMITTED):
-        raise BadRequest(f"expected isolation {READ_COMMITTED} or {READ_UNCOMMITTED}, found {isolation!r}")
+        raise BadRequest(f"expected isolation level {READ_COMMITTED} or {READ_UNCOMMITTED}, found {isolation!r}")
     return isolation
 
 
@@ -113,10 +113,10 @@ class NativeReadPart:
         state = snapshot.state
         if state.topic_id != self.topic_id:
             raise NotFound(
-                f"topic {name} was deleted and created again while it was read: read the new topic from the start"
+                f"topic {name} was deleted and recreated while it was being read: read the new topic from the start"
             )
         if self.first_dirty_offset is not None and int(state.first_dirty_offset[partition]) > self.first_dirty_offset:
-            raise Conflict(f"{name}-{partition} was compacted while its table was read: read it again")
+            raise Conflict(f"{name}-{partition} was compacted while its table was being read: read the table again")
         log_start = int(state.log_start[partition])
         if log_start > start:
             if self.fail_on_data_loss:

@@ -61,7 +61,7 @@ class MissingFiles:
             return
         self._hidden = self._hidden or Backoff(self.env, SETTLE_MS if store.hides_names else 0)
         if not self._hidden.wait():
-            raise Corrupt("the log references a file that does not exist: restore it", file=file)
+            raise Corrupt("the log references a file that does not exist: restore the file", file=file)
 
 
 class SliceFile(BatchFile):

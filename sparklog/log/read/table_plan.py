@@ -118,8 +118,8 @@ def _checked_offset(topic: str, partition: int, value: object, bounds: Bounds) -
         return offset
     if offset is not None and end < offset <= bounds.log_end:
         raise NotFound(
-            f"offset {offset} of {topic}-{partition} is not stable: a transaction that starts at {end} is open; "
-            f"use {start} to {end}"
+            f"offset {offset} of {topic}-{partition} is not stable, because a transaction that starts at offset {end} "
+            f"is open; use an offset from {start} to {end}"
         )
     raise NotFound(f"offset {value!r} of {topic}-{partition} is out of range: expected {start} to {end}")
 

@@ -180,7 +180,8 @@ class TopicReader:
         from sparklog.log.read.key_lookup import record_at
 
         missing = (
-            f"offset {offset} of {self.name}-{partition} has no record: it was compacted or aborted, or is a marker"
+            f"offset {offset} of {self.name}-{partition} does not contain a record, because the record was "
+            "compacted or aborted, or the offset contains a transaction marker"
         )
         return record_at(self._latest_view(), self.name, partition, offset, isolation_level, missing)
 

@@ -112,7 +112,7 @@ def _offset(name: str, position: Position, partition: int, bounds: Bounds, isola
         return bounds.end(isolation)
     offset = as_integer(position)
     if offset is None or offset < 0:
-        raise BadRequest(f"{name} must be {EARLIEST}, {LATEST} or an offset of at least 0, found {shortened(position)}")
+        raise BadRequest(f"{name} must be {EARLIEST}, {LATEST} or a non-negative offset, found {shortened(position)}")
     return offset
 
 
@@ -142,7 +142,7 @@ class Tail:
         bounds = self.view.bounds(self.topic)
         if self.partition is not None and self.partition not in bounds:
             raise NotFound(
-                f"topic {self.topic} has no partition {self.partition}; the last is {max(bounds, default=-1)}"
+                f"topic {self.topic} has no partition {self.partition}; the last partition is {max(bounds, default=-1)}"
             )
 
     def start_at_log_start(self) -> None:

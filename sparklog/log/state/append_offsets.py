@@ -68,7 +68,9 @@ class AppendIntent:
         written = [file for file in files if file.path != INLINE_PATH]
         check_floor(topic, written, state.floor)
         if state.configs.is_compacted and any(flags & HAS_NULL_KEYS for file in files for flags in file.flags):
-            raise BadRequest(f"topic '{topic}' is compacted, so every record needs a key; found records without keys")
+            raise BadRequest(
+                f"topic '{topic}' is compacted, so every record must have a key; found records without keys"
+            )
         inline = None
         if len(written) < len(files):
             inline = InlineRecords.of(next(file.data for file in files if file.path == INLINE_PATH))

@@ -157,8 +157,8 @@ def check_topic_id(topic: str, state: TopicState, topic_id: str) -> None:
     """Raise `Conflict` if the topic id differs from the id that the caller read. The topic may be deleted."""
     if state.topic_id != topic_id:
         raise Conflict(
-            f"topic '{topic}' was deleted and created again: expected topic id {topic_id}, found "
-            f"{state.topic_id}; refresh and retry"
+            f"topic '{topic}' was deleted and recreated: expected topic id {topic_id}, found {state.topic_id}; "
+            "refresh and retry"
         )
 
 
@@ -250,8 +250,8 @@ class AlterIntent:
                 )
             if not state.partitions < count <= MAX_PARTITIONS:
                 raise BadRequest(
-                    f"topic '{topic}' has {units.count(state.partitions, 'partition')}; the number can only "
-                    f"increase, up to {MAX_PARTITIONS}; found {count}"
+                    f"topic '{topic}' has {units.count(state.partitions, 'partition')}; the number of partitions can "
+                    f"only increase, up to {MAX_PARTITIONS}; found {count}"
                 )
         if not changes and count is None:
             return Nothing("nothing changes", state.version)

@@ -405,6 +405,6 @@ def check_delete_delay(changes: Mapping[str, object | None], force: bool) -> Non
     value = changes.get("file.delete.delay.ms")
     if value is not None and not force and int(canonical("file.delete.delay.ms", value)) < MIN_DELETE_DELAY_MS:
         raise BadRequest(
-            f"file.delete.delay.ms below {MIN_DELETE_DELAY_MS} (one hour) may delete files of running jobs, "
-            f"found {value}; increase the delay, or use force"
+            f"file.delete.delay.ms is {value}, but a value below {MIN_DELETE_DELAY_MS} (one hour) can delete files "
+            "that running jobs use; increase the delay, or use force"
         )

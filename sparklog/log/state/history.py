@@ -162,8 +162,8 @@ class History:
         base = self.base_of(version)
         if base is None:
             raise NotFound(
-                f"version {version} of topic '{self.topic}' cannot be rebuilt: there is no valid checkpoint at "
-                "or below this version with all commits after it; run `sparklog verify`"
+                f"version {version} of topic '{self.topic}' cannot be rebuilt, because no valid checkpoint exists at "
+                "or below this version, or commits after the checkpoint are missing; run `sparklog verify`"
             )
         start = self.checkpoint(base) if base >= 0 else Snapshot(self.topic, self.store, EMPTY, SliceTable())
         if start is None:

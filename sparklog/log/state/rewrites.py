@@ -60,7 +60,7 @@ class RewriteIntent:
     def draft(self, topic: str, state: TopicState, origin: TopicState, table: SliceTable | None) -> Draft | Nothing:
         check_topic(topic, state, self.topic_id)
         if table is None:
-            raise BadRequest("a rewrite needs the slice table")
+            raise BadRequest("a rewrite requires the slice table")
         referenced = table.paths()
         check_floor(topic, [file for file in self.files if file.path not in referenced], state.floor)
         outputs = Outputs(self.files)

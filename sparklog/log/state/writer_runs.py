@@ -216,8 +216,8 @@ def decide(entry: WriterEntry | None, key: WriterKey, count: int, target: str, n
         return BatchDecision(write=True)
     if key.run is not None and is_superseded(entry, key.run, key.epoch, now_ms):
         raise Fenced(
-            f"run {key.run} of writer '{key.id}' was taken over by run {entry.run} on {target} "
-            f"(version {entry.version}); stop this run"
+            f"run {key.run} of writer '{key.id}' was superseded by run {entry.run} on {target} (version "
+            f"{entry.version}); stop this run"
         )
     if key.batch > entry.batch:
         return BatchDecision(write=True)

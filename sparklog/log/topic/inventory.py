@@ -167,6 +167,6 @@ def oldest_base(history: History, version: int) -> int:
         if followed and history.checkpoint(checkpoint) is not None:
             return checkpoint
     raise NotFound(
-        f"version {version} of topic '{history.topic}' cannot be rebuilt: there is no valid checkpoint at or below "
-        "this version with all commits after it; run sparklog verify"
+        f"version {version} of topic '{history.topic}' cannot be rebuilt, because no valid checkpoint exists at or "
+        "below this version, or commits after the checkpoint are missing; run sparklog verify"
     )

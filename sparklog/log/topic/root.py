@@ -197,7 +197,9 @@ class Root:
             existing = topic.log.state(refresh=False).partitions
             if partitions != existing:
                 text = count(existing, "partition")
-                _LOG.warning("partitions=%s is ignored: topic %r exists and has %s", partitions, name, text)
+                _LOG.warning(
+                    "partitions=%s is ignored, because topic %r already exists with %s", partitions, name, text
+                )
         return topic
 
     def defaults(self) -> RootDefaults:

@@ -47,8 +47,8 @@ class AppendTarget:
             root_id = read_root_id(self.store)
         except NotFound:
             raise NotFound(
-                f"expected the root {self.root_id} at {location}, found none on this host; use storage that driver "
-                "and executors share"
+                f"expected the root {self.root_id} at {location}, found none on this host; use storage that the "
+                "driver and the executors share"
             ) from None
         check_root_id(location, self.root_id, root_id)
 
@@ -67,7 +67,8 @@ def check_root_id(location: str, expected: str, root_id: str) -> None:
     """Raise `BadRequest` if the id of a root is not the id of the driver's root."""
     if root_id != expected:
         raise BadRequest(
-            f"expected the root {expected} at {location}, found {root_id}; use storage that driver and executors share"
+            f"expected the root {expected} at {location}, found {root_id}; use storage that the driver and "
+            "the executors share"
         )
 
 

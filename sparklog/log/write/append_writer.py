@@ -151,7 +151,9 @@ class AppendWriter:
             yield
         except BaseException as error:
             reason = str(error) or type(error).__name__
-            self._unusable = f"has lost rows and cannot be used: {reason}; write all rows again with a new writer"
+            self._unusable = (
+                f"has lost rows and can no longer be used: {reason}; write all rows again with a new writer"
+            )
             self.has_lost_rows = True
             raise
 

@@ -28,7 +28,7 @@ SCRAM_SHA_256 = 1
 """The mechanism of all credentials in a users file."""
 READ_ONLY_FILE = CodeError(
     Code.UNSUPPORTED_VERSION,
-    "users and their permissions are defined in the file of `sparklog serve --users`; edit this file",
+    "users and their permissions are defined in the `--users` file of the server; edit this file",
 )
 
 

@@ -192,7 +192,9 @@ def _names(cut: Cut, point: RestorePoint, rename: Mapping[str, str]) -> dict[str
     lower: dict[str, str] = {}
     for name, new in names.items():
         if new.lower() in lower:
-            raise BadRequest(f"topics '{lower[new.lower()]}' and '{name}' would both be named '{new}'; rename one")
+            raise BadRequest(
+                f"topics '{lower[new.lower()]}' and '{name}' would both be named '{new}'; rename one of the topics"
+            )
         lower[new.lower()] = name
     return names
 

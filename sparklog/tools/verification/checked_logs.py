@@ -44,7 +44,8 @@ from sparklog.tools.verification.findings import (
 MAX_UNREACHABLE = 20
 MAX_MISSING = 20
 BEYOND_GAP = (
-    "rebuild or restore the missing objects before it; if a process that outlived a restored root wrote it, delete it"
+    "rebuild or restore the missing objects before this object; delete this object if it was written by a "
+    "process that still had the root open after the root was restored"
 )
 DELETE_COPY = "delete the copy; readers can use the entries"
 T = TypeVar("T")

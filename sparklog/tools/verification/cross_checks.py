@@ -35,7 +35,7 @@ def check_transactions(
             continue
         for prepare in topic.state.open:
             txn = prepare.txn
-            what = f"slices of transaction {txn.n} of '{txn.id}' are open since version {prepare.version}"
+            what = f"slices of transaction {txn.n} of '{txn.id}' have been open since version {prepare.version}"
             key = naming.commit_key(topic.name, prepare.version)
             yield from _check_previous_decided(key, what, txn.n, state_of(txn.id, txn.n - 1))
         yield from _check_outcomes(topic, state_of)
@@ -53,7 +53,8 @@ def check_groups(
                 yield _finding(_latest_entry(state), f"{what}, but the group ends at entry {latest}")
     for group in groups.values():
         for pending in group.pending:
-            what = f"offsets of transaction {pending.n} of '{pending.txn}' are pending since entry {pending.number}"
+            pending_offsets = f"offsets of transaction {pending.n} of '{pending.txn}'"
+            what = f"{pending_offsets} have been pending since entry {pending.number}"
             key = naming.commit_key(naming.groups_prefix(group.id), group.number)
             yield from _check_previous_decided(key, what, pending.n, state_of(pending.txn, pending.n - 1))
 
@@ -121,7 +122,7 @@ def check_participants(store: Store, topics: Mapping[str, CheckedTopic]) -> Iter
             versions = History(store, name).commits.version
             latest = int(versions[-1]) if len(versions) else -1
             if version > latest:
-                recorded = f"a transaction with topic '{topic.name}' has recorded version {version} of it"
+                recorded = f"topic '{topic.name}' has recorded a transaction that includes version {version}"
                 yield _finding(naming.commit_key(name, version), f"topic '{name}' ends at version {latest}; {recorded}")
 
 

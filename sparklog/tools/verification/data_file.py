@@ -55,7 +55,7 @@ MAX_FINDINGS = 100
 DELETE_FILTER = (
     "restore the filter from a backup or delete it; no records are lost, but lookups by key then read more data"
 )
-MISSING_KEYS = "the filter lacks keys of the slice, so lookups do not find these keys"
+MISSING_KEYS = "the filter does not contain all keys of the slice, so lookups do not find the missing keys"
 
 
 def check_file(store: Store, file: ReferencedFile, progress: Progress) -> CheckedFile:
@@ -332,7 +332,7 @@ def _footer_only_claims(footer: Footer, file: ReferencedFile) -> list[SliceClaim
 def _against_footer(key: str, claim: SliceClaim, entry: WrittenSlice | None) -> list[Finding]:
     """Check that the footer and the commit describe a slice in the same way."""
     if entry is None:
-        message = f"the commit has a slice at byte {claim.position}, but the footer lacks it"
+        message = f"the commit has a slice at byte {claim.position}, but the footer does not contain this slice"
         return [Finding(FOOTER, key, message, position=claim.position, offset=claim.base)]
     expected = {name: getattr(claim, column) for name, column in WRITTEN.items()} | {"offsets": claim.end - claim.shift}
     if claim.append_time >= 0:
@@ -422,7 +422,8 @@ def _against_index(key: str, claim: SliceClaim, entry: WrittenSlice, batches: Co
     for producer, last in zip(entry.aborted.producer_ids.tolist(), entry.aborted.last_offsets.tolist(), strict=True):
         if batches.aborts.get(last) != producer:
             message = (
-                f"the footer has an ABORT of producer {producer} at offset {last}, but the slice lacks this marker"
+                f"the footer has an ABORT of producer {producer} at offset {last}, but the slice does not "
+                "contain this marker"
             )
             findings.append(Finding(FOOTER, key, message, position=claim.position, offset=last + claim.shift))
     if bool(len(entry.aborted)) != bool(claim.flags & SliceFlag.KAFKA_ABORTED):

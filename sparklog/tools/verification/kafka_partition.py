@@ -269,7 +269,9 @@ class KafkaPartition:
             del self.findings[findings:]
         self.counts += CheckCounts(files=1, nbytes=size, gaps=segment.gaps.offsets)
         for gap in () if segment.damaged else segment.gaps.lost:
-            message = f"expected a batch at offset {gap.start}, found offset {gap.end}, and no cleaner made this gap"
+            message = (
+                f"expected a batch at offset {gap.start}, found offset {gap.end}; the gap was not made by a cleaner"
+            )
             self._report(CONTENT, path, message, position=gap.position, offset=gap.start)
         self._indexes(segment)
         return max(segment.end, segment.name.base)
@@ -413,7 +415,7 @@ class KafkaPartition:
             position = entry * transaction_index.ENTRY_BYTES
             self._report(INDEX, path, message, REBUILD, position=position, offset=last)
         if missing := sorted(set(markers) - set(stored)):
-            message = f"the index lacks the transaction whose ABORT marker is at offset {missing[0]}"
+            message = f"the index does not contain the transaction whose ABORT marker is at offset {missing[0]}"
             if segment.last and not self.is_stopped:
                 # A broker writes the index entry after the marker, and rebuilds the index after an unclean shutdown.
                 message += "; a running broker adds it, but a cleanly stopped broker does not detect that it is missing"

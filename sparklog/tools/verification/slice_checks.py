@@ -198,7 +198,8 @@ def _check_transaction_index(data: bytes, base: int, batches: CollectedBatches, 
     for entry, (producer, first, last, stable) in enumerate(rows):
         if batches.aborts.get(last) != producer or first < 0 or not 0 <= stable <= last + 1:
             message = (
-                f"entry {entry} has an ABORT of producer {producer} at offset {last}, but the log lacks this marker"
+                f"entry {entry} has an ABORT of producer {producer} at offset {last}, but the log does not "
+                "contain this marker"
             )
             wrong.append(Finding(INDEX, file, message, REBUILD, entry * transaction_index.ENTRY_BYTES, last))
     return wrong
@@ -370,7 +371,7 @@ def mismatches(claim: SliceClaim, totals: Totals, row: int, *, file: str) -> lis
     if int(totals.next_offset[row]) != claim.end:
         wrong.append(f"last offset {claim.end - 1}, found {int(totals.next_offset[row]) - 1}")
     unexpected = [flag.name for flag in _FLAGS if flags & flag & ~claim.flags]
-    wrong += [f"no batches with flag {name}, found such batches" for name in unexpected]
+    wrong += [f"no batches with flag {name}, found batches with this flag" for name in unexpected]
     if claim.append_time < 0:
         if max_ts >= 0 and max_ts != claim.max_ts:
             wrong.append(f"a maximum timestamp of {claim.max_ts}, found {max_ts}")

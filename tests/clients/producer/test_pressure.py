@@ -153,7 +153,9 @@ def test_a_failed_write_publishes_nothing() -> None:
         script.faults.clear()
         good = [producer.send("t", str(number)) for number in range(3)]
     for future in failed:
-        with pytest.raises(Unavailable, match="none of 3 sent together was published: send the records again"):
+        with pytest.raises(
+            Unavailable, match=r"none of the records in this commit \(3\) was published: send the records again"
+        ):
             future.result()
     assert told == [0, 1, 2]
     assert [future.result().offset for future in good] == [1, 2, 3]
@@ -170,7 +172,7 @@ def test_a_commit_with_unknown_result_is_reported() -> None:
         failed = producer.send("t", "1")
         producer.flush()
         script.faults.clear()
-    with pytest.raises(Unavailable, match=r"whether the records of this commit \(1\) were published: check"):
+    with pytest.raises(Unavailable, match=r"whether the records in this commit \(1\) were published: check"):
         failed.result()
 
 
@@ -188,7 +190,9 @@ def test_a_commit_rejected_before_writing_is_reported(monkeypatch: pytest.Monkey
             monkeypatch.setattr(FaultyStore, "create", denied)
         failed = producer.send("t", "1")
         producer.flush()
-    with pytest.raises(Unavailable, match="none of 1 sent together was published: send the records again") as raised:
+    with pytest.raises(
+        Unavailable, match=r"none of the records in this commit \(1\) was published: send the records again"
+    ) as raised:
         failed.result()
     assert "unknown" not in str(raised.value)
     assert not records(world.root())
@@ -216,9 +220,11 @@ def test_a_dead_sender_thread_fails_pending_records(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr("threading.excepthook", lambda _: None)
     monkeypatch.setattr(Sender, "_commit", die)
     producer = sparklog.producer(root_with(), linger_ms=1)
-    with pytest.raises(Unavailable, match=r"the thread of this producer died \(MemoryError: no memory\).*unknown"):
+    with pytest.raises(
+        Unavailable, match=r"the sender thread of this producer failed \(MemoryError: no memory\).*unknown"
+    ):
         producer.send("t", "a").result(10)
-    with pytest.raises(Unavailable, match="the thread of this producer died"):
+    with pytest.raises(Unavailable, match="the sender thread of this producer failed"):
         producer.send("t", "b")
     producer.flush(1)
     producer.close()

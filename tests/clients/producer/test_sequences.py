@@ -124,7 +124,7 @@ def test_a_failed_commit_blocks_sends_until_last_sequence() -> None:
         after = producer.send("t", "3", sequence=3)
         producer.flush()
         assert isinstance(lost.exception(0), Unavailable)
-        with pytest.raises(Conflict, match=r"call last_sequence\('t'\) and send again from there"):
+        with pytest.raises(Conflict, match=r"call last_sequence\('t'\) and resend the records after this sequence"):
             after.result(0)
         assert producer.last_sequence("t") == 1
         for number in (2, 3):

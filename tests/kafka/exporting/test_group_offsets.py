@@ -247,7 +247,7 @@ def test_offsets_of_a_deleted_topic_are_not_exported(root: Root, tmp_path: Path)
             "group 'elsewhere' has no committed offsets for a, b: omit the group",
         ),
         ({"groups": "all", "offsets_partitions": 0}, BadRequest, "the number of partitions must be 1 to .*, found 0"),
-        ({"groups": "all", "topic_id": "kphX_vFrTMuzYXwDXyxQYA"}, BadRequest, "pass ids by topic"),
+        ({"groups": "all", "topic_id": "kphX_vFrTMuzYXwDXyxQYA"}, BadRequest, "pass a mapping of topics to ids"),
         (
             {"groups": "all", "topic_id": {"c": "kphX_vFrTMuzYXwDXyxQYA"}},
             BadRequest,

@@ -67,7 +67,7 @@ def test_an_invalid_entry_is_corrupt(change: dict[str, object], says: str) -> No
 
 def test_a_newer_format_is_rejected() -> None:
     state = replace(started(), read_features=("odd",))
-    with pytest.raises(BadRequest, match="needs the sparklog features odd to be read"):
+    with pytest.raises(BadRequest, match="requires the sparklog features odd"):
         DECISIONS.decode(DECISION_JSON.encode(state), "k", 0)
 
 

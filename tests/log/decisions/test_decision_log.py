@@ -194,7 +194,7 @@ def test_a_log_that_ends_before_known_entries_is_unavailable() -> None:
     commit(log, 0)
     store.delete(commit_key(PREFIX, 1))
     world.now_ms += 2 * HOUR_MS
-    with pytest.raises(Unavailable, match="ends at entry 0, but this process has read later ones"):
+    with pytest.raises(Unavailable, match="ends at entry 0, but this process has already read beyond this entry"):
         log.refresh()
 
 

@@ -46,7 +46,7 @@ def test_span_returns_the_states_up_to_a_time() -> None:
 def test_a_deleted_entry_below_a_checkpoint_is_not_a_gap() -> None:
     chain = chain_of(4)
     chain.store.delete(commit_key(chain.prefix, 1))
-    with pytest.raises(Corrupt, match="number 1 of the log is missing, although 2 to 3 exist"):
+    with pytest.raises(Corrupt, match="entry 1 of the log is missing, although entries 2 to 3 exist"):
         chain.span()
     # Below a checkpoint, the entry may be deleted.
     chain.store.create(checkpoint_key(chain.prefix, 2), chain.store.get(commit_key(chain.prefix, 2)))

@@ -123,7 +123,7 @@ def test_a_stored_object_has_a_format_and_its_crc() -> None:
     with pytest.raises(Corrupt, match="size does not match its CRC-32C"):
         stored.decode(data.replace(b"7", b"8"), "k")
     newer = encode({"format": 1, "readFeatures": ["tiers"], "bytes": 7, "unit": "B"})
-    with pytest.raises(BadRequest, match="size k needs the sparklog features tiers"):
+    with pytest.raises(BadRequest, match="reading size k requires the sparklog features tiers"):
         stored.decode(newer, "k")
     for later in (encode({"format": 9}), b'{"format":9,"sum":"..."}\n'):
         with pytest.raises(BadRequest, match="size k has format 9, but this release reads format 1; upgrade sparklog"):

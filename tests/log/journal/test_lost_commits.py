@@ -24,7 +24,7 @@ from sparklog.testing.wrapper_stores import CountingStore, HookedStore
 from sparklog.tools.verification.findings import CHAIN, GUARANTEE, Finding
 from sparklog.tools.verification.run import verify_root
 
-LIES = r"does not create objects exclusively: .*sparklog verify.*must be 1"
+LIES = r"does not create objects exclusively: .*sparklog verify.*expected 1"
 ROWS = pa.table({"value": [b"x"]})
 PREFIXES = {"topic": "a", "group": "_groups/g", "decisions": "_transactions/job"}
 _offsets = count()
@@ -122,9 +122,9 @@ def test_a_writer_that_continues_after_a_lost_commit_is_fenced_and_verify_report
     assert lost_id != peek_commit_id(case.store.get(case.key))
     assert [bool(case.promises("a"))] == [log == "topic"]
     for write in (case.loser, case.winner) if log == "topic" else (case.loser,):
-        with pytest.raises(SparklogError, match="must be 1"):
+        with pytest.raises(SparklogError, match="expected 1"):
             write()
-    with pytest.raises(BadRequest, match="must be 1"):
+    with pytest.raises(BadRequest, match="expected 1"):
         open_root(case.store, env=case.world.env()).engine.ensure_probed()
     note = finding.remedy.rpartition(" ")[2]
     case.store.delete(note)
@@ -141,7 +141,7 @@ def test_the_error_names_both_causes_if_the_store_passes_again(log: str) -> None
             Fenced, match=r"which created commit \S+ there: the root was moved away .*; stop this proc"
         ) as e:
             case.loser()
-        assert "otherwise, the store does not create objects exclusively, which sparklog doctor can test" in str(
+        assert "or the store does not create objects exclusively, which you can test with sparklog doctor" in str(
             e.value
         )
     assert case.promises() == []
@@ -192,7 +192,7 @@ def test_a_broken_chain_discards_the_probe_result_and_readers_do_not_probe() -> 
     (finding,) = [each for each in verify_root(case.store, env=case.world.env()).findings if each.kind == CHAIN]
     assert "the store let two writers create it; check the store with sparklog doctor" in finding.remedy
     case.store.last_wins = True
-    with pytest.raises(BadRequest, match="must be 1"):
+    with pytest.raises(BadRequest, match="expected 1"):
         stranger.engine.ensure_probed()
 
 
@@ -216,7 +216,7 @@ def test_an_entry_that_a_cache_hides_is_not_withdrawn() -> None:
     winner.create(1, one, "one", Expected(root.env.now(), None))
     store.before = hide
     outlived = NumberedObjects(store, "x", root.env, root.id)
-    with pytest.raises(Unavailable, match="it is listed but cannot be read; delete it"):
+    with pytest.raises(Unavailable, match="it is listed but cannot be read; delete x/"):
         outlived.create(1, other, "other", Expected(root.env.now(), 7))
     store.before = None
     assert store.get(winner.key(1)) == one

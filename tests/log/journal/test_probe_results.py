@@ -122,11 +122,11 @@ def test_a_store_that_fails_the_probe_loses_its_probe_result(new_process: Callab
     good, bad = Far(clock), Twice(clock)
     ensure_probed(good, clock)
     new_process()
-    with pytest.raises(BadRequest, match="must be 1"):
+    with pytest.raises(BadRequest, match="expected 1"):
         ensure_probed(bad, clock)
     assert list(bad.list("")) == []
     bad.restore(good.snapshot())
-    with pytest.raises(BadRequest, match="must be 1"):
+    with pytest.raises(BadRequest, match="expected 1"):
         probe_anew(bad)
     assert list(bad.list("")) == []
 
@@ -171,9 +171,9 @@ def test_a_contradicted_store_is_probed_again(new_process: Callable[[], None]) -
     for _ in range(2):
         error = reverify(bad, lambda: now[0])
         assert error is not None
-        assert "must be 1" in str(error)
+        assert "expected 1" in str(error)
         assert list(bad.list("")) == []
-    with pytest.raises(BadRequest, match="must be 1"):
+    with pytest.raises(BadRequest, match="expected 1"):
         ensure_probed(bad, lambda: now[0])
 
 

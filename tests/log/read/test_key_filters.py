@@ -173,7 +173,9 @@ def test_filters_with_unordered_blocks_are_ignored(world: FilteredWorld, offset:
     assert record is not None
     assert nbytes > made.nbytes
     (finding,) = world.findings()
-    assert finding.message == "the filter lacks keys of the slice, so lookups do not find these keys"
+    assert (
+        finding.message == "the filter does not contain all keys of the slice, so lookups do not find the missing keys"
+    )
 
 
 def test_slices_without_filters_are_searched(world: FilteredWorld) -> None:
@@ -251,7 +253,9 @@ def test_verify_reports_a_filter_that_lacks_a_key(world: FilteredWorld) -> None:
     wrong = replace(made, pieces=(first, replace(second, words=words)))
     world.store.replace(world.filters, encode_filters([wrong]))
     (finding,) = world.findings()
-    assert finding.message == "the filter lacks keys of the slice, so lookups do not find these keys"
+    assert (
+        finding.message == "the filter does not contain all keys of the slice, so lookups do not find the missing keys"
+    )
 
 
 def test_a_clone_reads_the_filters_of_its_source(world: FilteredWorld) -> None:

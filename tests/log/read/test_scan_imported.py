@@ -52,7 +52,7 @@ def test_gaps_within_and_between_batches(memory: CountedRoot) -> None:
         assert [row["value"] for row in read] == [b"v%d" % (offset - 5) for offset in kept if offset >= start]
         assert topic.scan(start=start, end=start + 1).to_table().num_rows == (start in kept)
         if start not in kept:
-            with pytest.raises(NotFound, match=f"offset {start} of .* has no record"):
+            with pytest.raises(NotFound, match=f"offset {start} of .* does not contain a record"):
                 topic.record_at(0, start)
     for target in range(1000, 1032):
         expected = next((TimestampOffset(o, 1000 + o - 5) for o in kept if 1000 + o - 5 >= target), None)

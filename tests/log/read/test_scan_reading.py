@@ -134,10 +134,10 @@ BOUNDS = "is out of range: expected 3 to 10, earliest or latest"
         ({"end": 2}, NotFound, f"end=2 of t-0 {BOUNDS}"),
         ({"start": 11, "end": 11}, NotFound, f"start=11 of t-0 {BOUNDS}"),
         ({"start": 6, "end": 4}, BadRequest, "expected start <= end for partition 0, found 6 and 4"),
-        ({"start": -1}, BadRequest, "start must be earliest, latest or an offset of at least 0, found -1"),
-        ({"start": True}, BadRequest, "start must be earliest, latest or an offset of at least 0, found True"),
-        ({"start": 1.0}, BadRequest, "start must be earliest, latest or an offset of at least 0, found 1.0"),
-        ({"end": -2}, BadRequest, "end must be earliest, latest or an offset of at least 0, found -2"),
+        ({"start": -1}, BadRequest, "start must be earliest, latest or a non-negative offset, found -1"),
+        ({"start": True}, BadRequest, "start must be earliest, latest or a non-negative offset, found True"),
+        ({"start": 1.0}, BadRequest, "start must be earliest, latest or a non-negative offset, found 1.0"),
+        ({"end": -2}, BadRequest, "end must be earliest, latest or a non-negative offset, found -2"),
         ({"partitions": [9]}, NotFound, "topic t has partitions 0 to 1, found 9"),
         ({"partitions": [-1]}, NotFound, "topic t has partitions 0 to 1, found -1"),
         ({"partitions": ["0"]}, BadRequest, "partitions must be a list of integers or None, found ['0']"),
@@ -452,7 +452,7 @@ def test_reading_a_recreated_topic_is_an_error(memory: CountedRoot) -> None:
     topic.delete()
     memory.topic(1)
     memory.inner.delete(key)
-    with pytest.raises(NotFound, match="created again"):
+    with pytest.raises(NotFound, match="recreated"):
         scan.to_table()
 
 
@@ -478,7 +478,7 @@ def test_reads_of_open_and_aborted_slices_depend_on_the_isolation_level(memory: 
     resolve(memory, topic, "app", 2, committed=True)
     assert topic.scan().to_table()["offset"].to_pylist() == [*range(5), *range(10, 20)]
     assert topic.scan(isolation_level=READ_UNCOMMITTED).to_table()["offset"].to_pylist() == list(range(20))
-    with pytest.raises(NotFound, match="offset 7 of t-0 has no record"):
+    with pytest.raises(NotFound, match="offset 7 of t-0 does not contain a record"):
         topic.record_at(0, 7)
     assert topic.record_at(0, 7, READ_UNCOMMITTED)["offset"].to_pylist() == [7]
 

@@ -73,7 +73,7 @@ def test_tail_follows_a_single_partition(root: Root) -> None:
     tail = tailed(root, partition=1)
     tail.start_at_log_start()
     assert values(tail) == [b"b"]
-    with pytest.raises(NotFound, match="topic t has no partition 2; the last is 1"):
+    with pytest.raises(NotFound, match="topic t has no partition 2; the last partition is 1"):
         tailed(root, partition=2)
 
 
@@ -105,5 +105,5 @@ def test_a_tail_rejects_a_recreated_topic(root: Root) -> None:
     tail.start_at_end()
     root.delete_topic("t")
     root.create_topic("t")
-    with pytest.raises(Conflict, match="deleted and created again"):
+    with pytest.raises(Conflict, match="deleted and recreated"):
         tail.refresh()

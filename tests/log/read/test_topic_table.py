@@ -126,7 +126,12 @@ REFUSED: list[tuple[Callable[[TopicsWorld], Topic], AsOf, type[SparklogError], s
         NotFound,
         "would be incomplete, because compaction has cleaned the log up to offset 4; .*min.compaction.lag.ms",
     ),
-    (with_open_transaction, {0: 3}, NotFound, "a transaction that starts at 2 is open; use 0 to 2"),
+    (
+        with_open_transaction,
+        {0: 3},
+        NotFound,
+        "a transaction that starts at offset 2 is open; use an offset from 0 to 2",
+    ),
     (with_deleted_records, {0: 1}, NotFound, "offset 1 of a-0 is out of range: expected 2 to 4"),
     (with_deleted_records, START_MS, NotFound, "is before the first record of a-0 .offset 2, 2023-11"),
 ]
@@ -240,7 +245,7 @@ def test_a_table_whose_topic_is_compacted_during_the_read_fails() -> None:
     assert part.replan({}, 0)[0] == 0
     world.now_ms += DAY_MS
     sparklog.compact(topic.root, topics=["a"], roll=True, now_ms=world.now_ms)
-    with pytest.raises(Conflict, match="a-0 was compacted while its table was read: read it again"):
+    with pytest.raises(Conflict, match="a-0 was compacted while its table was being read: read the table again"):
         part.replan({}, 0)
 
 

@@ -123,7 +123,7 @@ class TestEdits:
             admin.root.create_topic("t", partitions=2)
 
         sealer.at("create:commit", again)
-        with pytest.raises(Conflict, match="created again"):
+        with pytest.raises(Conflict, match="recreated"):
             self.run(sealer, plan)
         assert world.log.state.slices == ()
 

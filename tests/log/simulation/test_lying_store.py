@@ -97,7 +97,7 @@ def probe_in_turn(store: Store, wall_ms: Clock) -> ProbeReport:
     for key in keys:
         store.delete(key)
     if any(answer != [True, False] for answer in answers):
-        raise BadRequest(f"{store.location} cannot hold a sparklog root: both creators succeeded; must be 1")
+        raise BadRequest(f"{store.location} cannot hold a sparklog root: both creators succeeded; expected 1")
     return ProbeReport(store.location, PROBES, 0, store.now_ms(), 0.0)
 
 
@@ -240,7 +240,7 @@ def _passes(run: LyingRun) -> bool:
             probe_results._probed.clear()
             probe_results.ensure_probed(run.store, run.world.clock)
     except BadRequest as error:
-        return "must be 1" not in str(error)
+        return "expected 1" not in str(error)
     return True
 
 

@@ -180,7 +180,7 @@ class TestRegistry:
         assert old.append({0: 1}, old.target(), WriterKey("q", 0, "run-1")).version == 1
         assert new.append({0: 1}, new.target(), WriterKey("q", 1, "run-2")).version == 2
         for batch in (1, 2):
-            with pytest.raises(Fenced, match=r"run-1 .* taken over by run run-2"):
+            with pytest.raises(Fenced, match=r"run-1 .* superseded by run run-2"):
                 old.append({0: 1}, old.target(), WriterKey("q", batch, "run-1"))
         assert world.log.state.log_end == (2, 0)
 
@@ -427,7 +427,7 @@ class TestCreating:
             writer.commit([file], target)
         admin.root.create_topic("t", partitions=2)
         assert writer.topic().log.state().topic_id != target.topic_id
-        with pytest.raises(Conflict, match="deleted and created again"):
+        with pytest.raises(Conflict, match="deleted and recreated"):
             writer.commit([file], target)
         assert admin.topic().log.state().version == 2
         assert admin.append({0: 1}).base == {0: 0}
@@ -442,7 +442,7 @@ class TestCreating:
             admin.root.create_topic("t", partitions=2)
 
         writer.at("create:commit", again)
-        with pytest.raises(Conflict, match="created again"):
+        with pytest.raises(Conflict, match="recreated"):
             writer.append({0: 1}, target)
         assert world.log.state.log_end == (0, 0)
 
@@ -460,6 +460,6 @@ class TestCreating:
         writer, admin = world.process(), world.process()
         target = writer.target()
         writer.at("create:commit", lambda: admin.topic().alter(configs={"cleanup.policy": "compact"}))
-        with pytest.raises(BadRequest, match=r"compacted.*needs a key"):
+        with pytest.raises(BadRequest, match=r"compacted.*must have a key"):
             writer.append({0: 1}, target, null_keys=True)
         assert writer.append({0: 1}, target).base == {0: 0}

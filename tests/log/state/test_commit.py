@@ -156,7 +156,7 @@ def test_a_newer_format_requires_an_upgrade() -> None:
 
 def test_an_error_lists_unknown_read_features() -> None:
     body = GOLDEN.replace('"readFeatures":[]', '"readFeatures":["deletion-vectors","tiers"]')
-    with pytest.raises(BadRequest, match=r"needs the sparklog features deletion-vectors, tiers to be read; upgrade"):
+    with pytest.raises(BadRequest, match=r"requires the sparklog features deletion-vectors, tiers; upgrade"):
         decode_commit(sealed(body), KEY, 42)
 
 

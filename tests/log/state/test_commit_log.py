@@ -92,7 +92,7 @@ def test_a_zombie_that_loses_a_race_is_fenced() -> None:
     zombie, restarted = other(world, store), other(world, store)
     publish(zombie, 3, WriterKey("q", 1, "old"))
     publish(restarted, 3, WriterKey("q", 2, "new"))
-    with pytest.raises(Fenced, match="run old of writer 'q' was taken over by run new"):
+    with pytest.raises(Fenced, match="run old of writer 'q' was superseded by run new"):
         publish(zombie, 3, WriterKey("q", 3, "old"))
     assert topic_records(world, store) == 6
 
@@ -497,7 +497,7 @@ def test_a_topic_that_becomes_compacted_between_upload_and_commit() -> None:
     hooked = HookedStore(store)
     topic = world.root(hooked).topic("t")
     hooked.before_next("create:commit", lambda: rival.alter(configs={"cleanup.policy": "compact"}))
-    with pytest.raises(BadRequest, match="is compacted, so every record needs a key"):
+    with pytest.raises(BadRequest, match="is compacted, so every record must have a key"):
         append(topic, (0, 3), flags=1)
     assert topic_records(world, store) == 0
 
@@ -518,7 +518,7 @@ def test_an_append_to_a_topic_that_was_deleted_concurrently() -> None:
     target = late.log.append_target()
     root.delete_topic("t")
     root.create_topic("t")
-    with pytest.raises(Conflict, match="deleted and created again"):
+    with pytest.raises(Conflict, match="deleted and recreated"):
         late.log.commit_append([file_of([(0, 1)])], target)
 
 

@@ -430,7 +430,7 @@ def test_an_older_release_rejects_the_feature_in_one_line(world: World, monkeypa
     written(world, 3)
     older = documents.KNOWN_READ_FEATURES - {CARRIED_COMMITS}
     monkeypatch.setattr(documents, "KNOWN_READ_FEATURES", older)
-    with pytest.raises(BadRequest, match="needs the sparklog features carriedCommits to be read") as raised:
+    with pytest.raises(BadRequest, match="requires the sparklog features carriedCommits") as raised:
         other(World(world.store), world.store)
     assert "\n" not in str(raised.value)
 

@@ -107,7 +107,7 @@ def test_an_append_to_a_topic_created_again_is_a_conflict() -> None:
     with pytest.raises(NotFound, match="topic 't' was deleted"):
         draft(intent, chain)
     chain.add(op=CREATE, topic_id="two", partitions=1)
-    with pytest.raises(Conflict, match="deleted and created again: expected topic id topic-one, found two"):
+    with pytest.raises(Conflict, match="deleted and recreated: expected topic id topic-one, found two"):
         draft(intent, chain)
 
 
@@ -130,7 +130,7 @@ def test_null_keys_are_rejected_when_a_topic_becomes_compacted() -> None:
     intent = AppendIntent("topic-one", (file_of([(0, 1)], flags=flags),), NOW)
     draft(intent, chain)
     chain.add(op=ALTER, configs={"cleanup.policy": "compact,delete"})
-    with pytest.raises(BadRequest, match="topic 't' is compacted, so every record needs a key"):
+    with pytest.raises(BadRequest, match="topic 't' is compacted, so every record must have a key"):
         draft(intent, chain)
     draft(AppendIntent("topic-one", (file_of([(0, 1)]),), NOW), chain)
 
@@ -424,7 +424,9 @@ def test_concurrent_additions_of_partitions_conflict() -> None:
     with pytest.raises(Conflict, match="expected 2, found 3"):
         draft(AlterIntent("topic-one", {}, 4), chain, origin)
     for count in (3, 2, 100_001):
-        with pytest.raises(BadRequest, match=f"has 3 partitions; the number can only increase.*found {count}"):
+        with pytest.raises(
+            BadRequest, match=f"has 3 partitions; the number of partitions can only increase.*found {count}"
+        ):
             draft(AlterIntent("topic-one", {}, count), chain)
 
 
@@ -438,7 +440,7 @@ def test_create_and_delete() -> None:
         draft(DeleteIntent("topic-one"), chain)
     found = land(chain, create)
     assert (found.partitions, found.configs, chain.state.version) == (3, {"retention.ms": "1"}, 2)
-    with pytest.raises(Conflict, match="created again"):
+    with pytest.raises(Conflict, match="recreated"):
         draft(DeleteIntent("topic-one"), chain)
     assert isinstance(create.draft("t", EMPTY, EMPTY, None), Draft)
 
@@ -468,7 +470,7 @@ def test_maintenance_of_a_topic_that_was_created_again() -> None:
     assert dict(land(chain, held).holds) == {"h": VersionLease(0)}, "a deleted topic still has files"
     land(chain, CreateIntent("two", 1, TopicConfigs()))
     for late in (held, MaintainIntent("topic-one", resolved=(Resolved("t", 1),))):
-        with pytest.raises(Conflict, match="created again: expected topic id topic-one, found two"):
+        with pytest.raises(Conflict, match="recreated: expected topic id topic-one, found two"):
             draft(late, chain)
 
 

@@ -269,7 +269,7 @@ def test_a_checkpoint_requires_the_features_of_its_commits() -> None:
     chain = Chain(1)
     chain.add(op=ALTER, configs={"retention.ms": "1"}, read_features=("tiers",), write_features=("more",))
     chain.append((0, 1))
-    with pytest.raises(BadRequest, match=r"needs the sparklog features tiers to be read; upgrade sparklog"):
+    with pytest.raises(BadRequest, match=r"requires the sparklog features tiers; upgrade sparklog"):
         through_checkpoint(chain.state, chain.table)
     assert chain.state.write_features == ("more",)
 

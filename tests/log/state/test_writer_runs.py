@@ -50,7 +50,7 @@ def test_a_replay_by_a_new_run_takes_over() -> None:
 @pytest.mark.parametrize("batch", [6, 7, 8])
 @pytest.mark.parametrize("run", ["r0", "r1"])
 def test_a_superseded_run_is_fenced(batch: int, run: str) -> None:
-    with pytest.raises(Fenced, match=rf"^run {run} of writer 'q' was taken over by run r2"):
+    with pytest.raises(Fenced, match=rf"^run {run} of writer 'q' was superseded by run r2"):
         decide(ENTRY, WriterKey("q", batch, run), 100, "topic 't'", NOW_MS)
 
 
@@ -117,7 +117,7 @@ def test_a_run_with_a_lower_epoch_is_fenced_after_any_number_of_runs() -> None:
     entry = counted(50)
     assert (entry.run, entry.epoch) == ("r49", 50)
     for epoch in (1, 49):
-        with pytest.raises(Fenced, match="was taken over by run r49"):
+        with pytest.raises(Fenced, match="was superseded by run r49"):
             decide(entry, WriterKey("q", 60, "r0", epoch=epoch), 5, "topic 't'", NOW_MS)
     assert decide(entry, WriterKey("q", 60, "r49", epoch=50), 5, "topic 't'", NOW_MS).write
     assert WriterKey("q", 60, "r49").writer(5, entry).epoch == 50
@@ -168,6 +168,6 @@ def test_a_topic_fences_a_run_after_any_number_of_others() -> None:
     write(topic, "zombie", 0)
     for number in range(1, 8):
         write(live, f"r{number}", number)
-    with pytest.raises(Fenced, match="run zombie of writer 'q' was taken over by run r7"):
+    with pytest.raises(Fenced, match="run zombie of writer 'q' was superseded by run r7"):
         write(topic, "zombie", 8)
     assert not write(live, "r7", 8)

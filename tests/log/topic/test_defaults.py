@@ -107,7 +107,7 @@ def test_compaction_by_default_does_not_drop_records_without_keys() -> None:
     root.create_topic("t").append(pa.table({"value": ["no key"]}))
     root.alter_defaults({"log.cleanup.policy": "compact"})
     (report,) = compact_root(root, Settings(world.now_ms), InProcess())
-    assert "set cleanup.policy on the topic" in report.failures[0].message
+    assert "set cleanup.policy=delete on the topic" in report.failures[0].message
     assert root.topic("t").scan().to_table().num_rows == 1
 
 

@@ -143,7 +143,7 @@ def test_an_older_release_rejects_the_feature_in_one_line(world: World, monkeypa
     inline_topic(world).append(rows(4))
     world.topic("t").log.write_checkpoint()
     monkeypatch.setattr(documents, "KNOWN_READ_FEATURES", frozenset())
-    with pytest.raises(BadRequest, match="needs the sparklog features inlineRecords to be read") as raised:
+    with pytest.raises(BadRequest, match="requires the sparklog features inlineRecords") as raised:
         World(world.store).root().topic("t").scan().to_table()
     assert "\n" not in str(raised.value)
     monkeypatch.undo()

@@ -126,7 +126,7 @@ def test_a_writer_that_is_used_after_an_error_publishes_all_accepted_rows_or_non
             topic.log.commit_append(writer.finish(), target)
         except (SparklogError, pa.ArrowException):
             failed += 1
-            with pytest.raises(BadRequest, match="the writer of topic 't' has lost rows and cannot be used: "):
+            with pytest.raises(BadRequest, match="the writer of topic 't' has lost rows and can no longer be used: "):
                 writer.finish()
         else:
             assert errors == 0

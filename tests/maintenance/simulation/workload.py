@@ -287,7 +287,7 @@ def appender(run: Run, decide: Decide, appends: int) -> Callable[[Actor], None]:
                 try:
                     outcome = topic.log.commit_append(files, target)
                 except Conflict as error:
-                    if run.recreating and "created again" in str(error):
+                    if run.recreating and "recreated" in str(error):
                         raise
                     expect(slow or run.stalling, f"a quick append was refused: {error}")
                     expect("retention floor" in str(error), str(error))

@@ -162,7 +162,7 @@ TOOL_CASES = [
         ("--alter --broker 1 --add-config log.retention.ms=86400000", NO_CHANGE),
         ("--alter --group g --add-config consumer.session.timeout.ms=50000", NO_CHANGE),
         ("--alter --client-metrics m --add-config interval.ms=1000", NO_CHANGE),
-        ("--alter --user a --add-config SCRAM-SHA-256=[password=x]", "defined in the file of `sparklog serve --users`"),
+        ("--alter --user a --add-config SCRAM-SHA-256=[password=x]", "defined in the `--users` file of the server"),
         ("--alter --user a --add-config producer_byte_rate=1024", NO_QUOTAS),
         ("--alter --client c --add-config producer_byte_rate=1024", NO_QUOTAS),
         ("--alter --ip 1.2.3.4 --add-config connection_creation_rate=10", NO_QUOTAS),

@@ -26,7 +26,7 @@ def written() -> BackupWorld:
 def test_backup_of_a_root_with_a_gap_reports_it(prefix: str) -> None:
     world = written()
     world.store.delete(commit_key(prefix, 3))
-    with pytest.raises(Corrupt, match="number 3 of the log is missing, although 4 to") as raised:
+    with pytest.raises(Corrupt, match="entry 3 of the log is missing, although entries 4 to") as raised:
         back_up(world.root(), world.another("place"))
     assert raised.value.file == commit_key(prefix, 3)
 

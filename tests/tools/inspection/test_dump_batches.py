@@ -102,7 +102,7 @@ def test_dump_stops_at_invalid_bytes_with_their_position(tmp_path: Path) -> None
     for data, message in (
         (bytes(40), "only zeros follow"),
         (sound[:16] + b"\x07" + sound[17:], "magic is 7, expected 0, 1 or 2"),
-        (sound[:8] + struct.pack(">i", 5) + sound[12:], "batch length 5 is impossible"),
+        (sound[:8] + struct.pack(">i", 5) + sound[12:], "batch length 5 is invalid"),
         (sound[:22] + b"\x06" + sound[23:], "expected a codec of 0 to 4, found 6"),
     ):
         lines, error = read(source(tmp_path, sound + data), DEEP)

@@ -99,7 +99,7 @@ def test_replaced_records_of_a_compacted_topic_remain_deleted() -> None:
         topic.append(pa.table({"key": [f"k{number % 3}"], "value": [f"{number}"]}))
     assert sum(batch.num_rows for batch in topic.table()) == 3
     lose(world, (8,))
-    with pytest.raises(Corrupt, match="number 8 of the log is missing"):
+    with pytest.raises(Corrupt, match="entry 8 of the log is missing"):
         world.topic("t")
     assert repair_root(world.store, execute=True, env=world.env()).repaired
     with pytest.raises(Corrupt, match="offset 7"):

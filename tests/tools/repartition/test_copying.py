@@ -350,7 +350,7 @@ class TestRejected:
                 for info in list(world.store.list("old/append/")):
                     world.store.delete(info.key)
 
-        with pytest.raises(NotFound, match="deleted and created again while it was read"):
+        with pytest.raises(NotFound, match="deleted and recreated while it was being read"):
             begun(world).run(500, again)
         assert 0 < world.topic("new").scan().to_table().num_rows < 240
 

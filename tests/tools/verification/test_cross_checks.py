@@ -49,7 +49,7 @@ def test_group_offsets_of_an_unknown_transaction_are_reported(store: MemoryStore
         store.delete(key)
     found = findings(store)
     assert [kind for kind, _ in found] == [TRANSACTION]
-    assert f"offsets of transaction 2 of '{ID}' are pending" in found[0][1]
+    assert f"offsets of transaction 2 of '{ID}' have been pending" in found[0][1]
 
 
 @pytest.mark.parametrize("left", [0, 1])

@@ -143,7 +143,7 @@ def test_gap_between_batches_of_no_cleaner_is_damage(
     report = verified(tmp_path, folder)
     (finding,) = report.findings
     assert (finding.kind, finding.file, finding.offset) == (CONTENT, f"t-0/{bases[-1]:020}.log", 2)
-    assert finding.message == "expected a batch at offset 2, found offset 6, and no cleaner made this gap"
+    assert finding.message == "expected a batch at offset 2, found offset 6; the gap was not made by a cleaner"
     assert report.notes == ()
 
 
