@@ -170,7 +170,9 @@ def verify(
         from sparklog.tools.verification.kafka_directory import verify_log_dir
 
         if quick:
-            raise BadRequest(f"{location.path} is a {location.kind}, which does not list its files: omit quick")
+            raise BadRequest(
+                f"{location.path} is a {location.kind}, which does not contain a list of its files: omit quick"
+            )
         return verify_log_dir(location.path, topics=topics)
     names = topics if location.topic is None else [*topics, location.topic]
     return verify_root(open_store(location.root), topics=names, quick=quick, runner=_runner(spark))

@@ -478,8 +478,10 @@ def test_ensure_topic_ignores_another_partition_count_with_a_warning(
 ) -> None:
     assert len(place.root.ensure_topic("t").bounds()) == len(place.root.ensure_topic("t", partitions=9).bounds())
     assert [record.getMessage() for record in caplog.records if record.name == "sparklog.log.topic.root"] == [
-        "partitions=9 is ignored, because topic 't' already exists with "
-        f"{units.count(len(place.topic.bounds()), 'partition')}"
+        (
+            "partitions=9 is ignored, because topic 't' already exists with "
+            f"{units.count(len(place.topic.bounds()), 'partition')}"
+        )
     ]
 
 

@@ -70,7 +70,7 @@ READ_ONLY = (
 INTERRUPT_NOTES = {
     **dict.fromkeys(READ_ONLY, "nothing was changed"),
     "consume": "nothing was changed except the committed offsets of the group",
-    "backup": "no backup was created; run the command again, which skips files that were already copied",
+    "backup": "no backup was created; run the command again to copy the remaining files",
     "export": "nothing was exported",
     "import": "committed records remain; run the command again to continue",
     "restore": "run the command again with the same options to continue",

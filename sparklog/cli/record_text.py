@@ -424,7 +424,9 @@ def _headers(value: Any, line: int) -> list[tuple[str, bytes | None]] | None:
     row = []
     for pair in pairs:
         if not isinstance(pair, (list, tuple)) or len(pair) != 2 or not isinstance(pair[0], str):
-            raise BadRequest(f'line {line}: each of "headers" must be ["name", value], found {json.dumps(pair)[:60]}')
+            raise BadRequest(
+                f'line {line}: each element of "headers" must be ["name", value], found {json.dumps(pair)[:60]}'
+            )
         _bytes_of(pair[0], "headers", line)
         row.append((pair[0], _bytes_of(pair[1], f"headers.{pair[0]}", line)))
     return row or None

@@ -58,7 +58,7 @@ ENDS = "consume stops at the log end unless you use --follow"
 LIMIT = "--max-messages N, or -n N"
 SPARK = "Spark starts with its defaults; on a cluster, run the job with spark-submit (docs/guides/cluster.md)"
 KCAT = "kcat's modes are commands: sparklog consume, produce, topics describe"
-NO_PROMPT = "there is no confirmation prompt: omit the option"
+NO_PROMPT = "the command does not ask for confirmation: omit the option"
 OPTIONS: Mapping[str, Mapping[str, str]] = {
     "": {
         **dict.fromkeys(("--path", "--dir", "--location", "--data-dir", "--log-dir"), ROOT),

@@ -312,7 +312,7 @@ def remove_broker_options(words: Sequence[str], options: Mapping[str, bool]) -> 
         name, equals, _ = word.partition("=")
         if name in BROKER_OPTIONS and name.startswith("--") and name not in options:
             value = word if equals else f"{word} {rest.popleft()}" if rest else word
-            warn(f"{value} has no effect: there is no broker, and the topics are in the root")
+            warn(f"{value} has no effect, because there is no broker and the topics are in the root")
             continue
         result.append(word)
         if options.get(name) and not equals and rest:

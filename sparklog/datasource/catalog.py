@@ -26,9 +26,9 @@ if TYPE_CHECKING:
     from sparklog.datasource.options import Options
 
 NO_OPTIONS = (
-    "No path: Spark ignores LOCATION and OPTIONS of a table with columns or AS SELECT, so create the table without "
-    "these, `CREATE TABLE t USING sparklog OPTIONS (path '/data/log', subscribe 'orders')`; in a program set the path, "
-    "as in load('/data/log')"
+    "No path is set: Spark ignores LOCATION and OPTIONS of a table that is created with columns or AS SELECT, so "
+    "create the table without them (`CREATE TABLE t USING sparklog OPTIONS (path '/data/log', subscribe 'orders')`); "
+    "in a program, pass the path, for example load('/data/log')"
 )
 _ENDPOINT_URL = re.compile(r"(=https?:)/(?!/)")
 _PROVIDER = "provider"

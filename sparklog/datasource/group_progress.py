@@ -58,8 +58,8 @@ class GroupProgress:
         except Fenced as error:
             raise Fenced(
                 f"{error}. This query reads with kafka.group.id={self._group.id}: if another query or another source "
-                "of this query uses the same group, set a different group for each; a reset of the group also stops "
-                "a query"
+                "of this query uses the same group, set a different group for each query or source; resetting the "
+                "group also stops the query"
             ) from None
         except (Conflict, NotFound, Unavailable) as error:
             # The planner reports deleted topics.
@@ -79,7 +79,7 @@ class GroupProgress:
         try:
             self._member.leave()
         except (Conflict, NotFound, Unavailable, OSError) as error:
-            warn(f"group '{self._group.id}' stays active for its session timeout: {error}")
+            warn(f"group '{self._group.id}' remains active until its session timeout expires: {error}")
         self._member = None
         self._left = True
 

@@ -141,7 +141,7 @@ def parse_json(text: str) -> object:
     try:
         return json.loads(text, object_pairs_hook=unique)
     except json.JSONDecodeError as error:
-        raise ValueError(f"found {shortened(text)}, not JSON ({error.msg} at character {error.pos})") from None
+        raise ValueError(f"found {shortened(text)} ({error.msg} at character {error.pos})") from None
     except RecursionError:
         raise ValueError("the JSON is nested too deeply") from None
 

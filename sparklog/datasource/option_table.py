@@ -267,8 +267,8 @@ _REJECTED = {
     "versionasof": "a log is read by offsets or times: set startingOffsets and endingOffsets of a batch read",
     "timestampasof": "a log is read by offsets or times: set startingTimestamp and endingTimestamp of a batch read",
     "startingversion": "a log is read by offsets or times: set startingOffsets or startingTimestamp",
-    "asyncprogresstrackingenabled": "a restarted query may then use a batch id again for other records, and "
-    "this sink would skip them as a repeated batch; remove the option and its related options",
+    "asyncprogresstrackingenabled": "a restarted query may then reuse a batch id for other records, which this sink "
+    "would skip as a repeated batch; remove the option and its related options",
     "paths": "load accepts one path: load the root with subscribe='a,b', or load each path and use union",
 }
 _SPELLED = {

@@ -153,7 +153,7 @@ class Options:
             )
         wrong = sorted(n for n in self.given if _BY_NAME[n].used_by == WRITE and n not in LEVELS.values())
         if wrong:
-            hint = "; name the topics to read with 'subscribe'" if wrong[0] == "topic" else ""
+            hint = "; set the topics to read with 'subscribe'" if wrong[0] == "topic" else ""
             raise BadRequest(f"Option '{wrong[0]}' applies only to writes{hint}: remove it from this read")
 
     def check_write(self) -> None:
@@ -161,7 +161,7 @@ class Options:
             return
         wrong = sorted(n for n in self.given if "write" not in _BY_NAME[n].used_by and n not in CLIENT_OPTIONS)
         if wrong:
-            hint = "; name the topic to write with 'topic'" if wrong[0] in ("subscribe", "assign") else ""
+            hint = "; set the topic to write to with 'topic'" if wrong[0] in ("subscribe", "assign") else ""
             raise BadRequest(f"Option '{wrong[0]}' applies only to reads{hint}: remove it from this write")
 
     def idle(self, use: Literal["batch", "write"]) -> tuple[str, ...]:

@@ -323,7 +323,7 @@ def _failed_tasks(context: SparkContext, group: str) -> list[tuple[str, str]]:
 
 def worker_problem(worker: Mapping[str, str], version: str) -> str:
     """Return the problem of a worker's Python, or an empty string. `version` is the version of this sparklog."""
-    python = f"Spark's workers on {worker['host']} are {worker['python']}, which"
+    python = f"Spark's workers on {worker['host']} run {worker['python']}, which"
     if "sparklog" not in worker:
         return f"{python} cannot import sparklog ({worker['error']})"
     if worker["sparklog"] != version:

@@ -245,7 +245,8 @@ def start_positions(
             if position is None:
                 missing.setdefault(topic, {})[partition] = 0
             elif not limits.log_start <= position <= limits.log_end:
-                what = f"offset {position} of {topic}-{partition}, which has {limits.log_start} to {limits.log_end}"
+                bounds_text = f"{limits.log_start} to {limits.log_end}"
+                what = f"offset {position} of {topic}-{partition}, which has offsets {bounds_text}"
                 outside.append(what)
                 if read.group_reset is None:
                     loss.report(

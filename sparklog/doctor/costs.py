@@ -340,10 +340,10 @@ def lines(work: Workload) -> list[str]:
     totals = [_money(sum(item.dollars(prices) for item in items)) for prices in PRICES]
     text.append(_line("all", [""] * 4, totals))
     idle = polls(DAY_S, work.poll or REMOTE_POLL_MS)
-    dollars = idle * MONTH_DAYS * PRICES[0].get / 1000
+    dollars, store = idle * MONTH_DAYS * PRICES[0].get / 1000, PRICES[0].store
     return [
         *text,
-        f"An idle reader makes {idle:,.0f} GETs per day and topic, {_money(dollars)} per month on {PRICES[0].store}.",
+        f"An idle reader sends {idle:,.0f} GET requests per day and topic: {_money(dollars)} per month on {store}.",
         "Prices of November 2026 for the United States, without transfer out of the region; check your provider's.",
     ]
 

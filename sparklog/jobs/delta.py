@@ -97,8 +97,8 @@ def check_delta(spark: SparkSession, *, avro: bool = False) -> None:
         if isinstance(entry, JavaPackage):
             packages = ",".join(coordinates(spark.version, avro=avro))
             raise BadRequest(
-                f"Spark lacks {name}; start this job with spark-submit --packages {packages}, or run "
-                f"{install_command('delta')} and start it as a command of sparklog"
+                f"Spark does not have the {name} package; start this job with spark-submit --packages {packages}, or "
+                f"run {install_command('delta')} and start the job with the sparklog command"
             )
 
 

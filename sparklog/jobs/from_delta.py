@@ -103,7 +103,7 @@ def check_table(spark: SparkSession, job: FromDelta) -> None:
     (detail,) = spark.sql(f"DESCRIBE DETAIL {name}").select("properties").collect()
     if detail["properties"].get(FEED) != "true":
         raise BadRequest(
-            f"the table at {job.table} has no change data feed; run ALTER TABLE {name} SET TBLPROPERTIES "
+            f"the table at {job.table} does not have a change data feed; run ALTER TABLE {name} SET TBLPROPERTIES "
             f"({FEED} = true) to record later changes"
         )
     schema = spark.read.format("delta").load(job.table).schema

@@ -178,7 +178,7 @@ class KafkaEndpoint:
             # The .0 release of a Spark line is compatible with later releases, and all repositories have it.
             line = ".".join(spark.version.split(".")[:2])
             raise BadRequest(
-                "Spark lacks the Kafka connector; start this job with spark-submit --packages "
+                "Spark does not have the Kafka connector; start this job with spark-submit --packages "
                 f"{CONNECTOR}:{line}.0, or add the connector's jars with --jars"
             )
         timeouts = {} if options.keys() & ADMIN_TIMEOUTS.keys() else ADMIN_TIMEOUTS
@@ -263,7 +263,8 @@ def plan(mirror: Mirror, source: Endpoint, target: Endpoint) -> tuple[dict[str, 
             command = target.grow(name, partitions[name]) if is_smaller else source.grow(name, number)
             raise BadRequest(
                 f"topic '{name}' has {count(partitions[name], 'partition')} at {source.location} and {number} at "
-                f"{target.location}, but a mirror keeps partitions; run {command}, or choose another target"
+                f"{target.location}, but a mirror must have the same number of partitions; run {command}, or choose "
+                "another target"
             )
     return partitions, [name for name in names if name not in existing]
 

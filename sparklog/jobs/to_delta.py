@@ -148,7 +148,9 @@ def _avro(records: DataFrame, payload: Payload) -> tuple[DataFrame, Column]:
     is_complete = F.col("framed").getField("end") == F.lit(END)
     if payload.schema_id is not None:
         frame = b"\0" + payload.schema_id.to_bytes(4, "big")
-        other = F.concat(F.lit("the value does not have the frame of schema "), F.lit(str(payload.schema_id)))
+        other = F.concat(
+            F.lit("the value does not start with the schema registry header of schema "), F.lit(str(payload.schema_id))
+        )
         wrong = wrong.when(~F.startswith(F.col("value"), F.lit(frame)), other)
     wrong = wrong.when(~F.coalesce(is_complete, F.lit(False)), "the value does not match the Avro schema")
     read = records.withColumn("framed", decoded).withColumn("parsed", F.col("framed").getField("value"))

@@ -119,7 +119,7 @@ def parse_properties(text: str, file: str) -> list[Property]:
         entry = Property(line, name, value.strip())
         if name in entries:
             raise BadRequest(
-                f"{file} line {line}: {name} is already set in line {entries[name].line}; remove one of the two"
+                f"{file} line {line}: {name} is already set in line {entries[name].line}; remove one of the two lines"
             )
         entries[name] = entry
     return list(entries.values())

@@ -188,7 +188,7 @@ class Coordinator:
         """Remove the members of a group that is now owned by another server or member. The clients then rejoin."""
         members = self._groups.pop(name, None)
         if members is not None:
-            _LOG.warning("another owner has taken over group %s, so its clients must rejoin", name)
+            _LOG.warning("another server or member has taken over group %s, so its clients must rejoin", name)
             members.close(Code.UNKNOWN_MEMBER_ID)
 
     async def _watch(self) -> None:

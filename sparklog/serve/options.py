@@ -163,14 +163,14 @@ class ServeOptions:
         shortest, longest = self.session_timeouts_ms
         if shortest > longest:
             raise BadRequest(
-                f"group.min.session.timeout.ms {shortest} must not exceed group.max.session.timeout.ms {longest}; raise"
-                " the maximum or lower the minimum"
+                f"group.min.session.timeout.ms {shortest} must not exceed group.max.session.timeout.ms {longest}; "
+                "increase the maximum or decrease the minimum"
             )
         if self.consumer_heartbeat_ms >= self.consumer_session_ms:
             raise BadRequest(
-                f"group.consumer.heartbeat.interval.ms {self.consumer_heartbeat_ms} must be less than"
-                f" group.consumer.session.timeout.ms {self.consumer_session_ms}; lower the interval or raise the"
-                " timeout"
+                f"group.consumer.heartbeat.interval.ms {self.consumer_heartbeat_ms} must be less than "
+                f"group.consumer.session.timeout.ms {self.consumer_session_ms}; decrease the interval or increase the "
+                "timeout"
             )
 
 

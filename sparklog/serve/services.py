@@ -56,7 +56,7 @@ class ServerMetrics:
         metrics = (
             metric("connections", "Open connections.", ({}, connections)),
             metric("accepted_total", "Accepted connections.", ({}, self.accepted)),
-            metric("refused_total", "Connections refused because of a connection limit.", ({}, self.refused)),
+            metric("refused_total", "Connections that were refused because of a connection limit.", ({}, self.refused)),
             metric("sent_bytes_total", "Bytes of responses.", ({}, self.sent_bytes)),
             metric("requests_total", "Requests by API and version.", *requests),
             metric("skipped_total", "Skipped corrupt ranges of files.", ({}, skipped)),

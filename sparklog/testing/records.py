@@ -51,7 +51,7 @@ class RecordStream:
     def __post_init__(self) -> None:
         for name in ("keys", "value_bytes", "late_ms"):
             if getattr(self, name) < 0:
-                raise BadRequest(f"{name} of a RecordStream must be at least 0, found {getattr(self, name)!r}")
+                raise BadRequest(f"{name} of a RecordStream must not be negative, found {getattr(self, name)!r}")
         if not 0 <= self.tombstones <= 1 or (self.tombstones and not self.keys):
             raise BadRequest(
                 f"tombstones of a RecordStream must be 0.0 to 1.0, and require keys, found {self.tombstones!r}"
@@ -62,7 +62,7 @@ class RecordStream:
     def take(self, records: int) -> pa.Table:
         """Return the next records, with the columns key, value and timestamp."""
         if records < 0:
-            raise BadRequest(f"the number of records to take must be at least 0, found {records!r}")
+            raise BadRequest(f"the number of records must not be negative, found {records!r}")
         rows = [self._next() for _ in range(records)]
         columns = list(zip(*rows, strict=True)) or [(), (), ()]
         table = pa.table([pa.array(column, item.type) for column, item in zip(columns, SCHEMA, strict=True)], SCHEMA)

@@ -393,8 +393,8 @@ def set_offsets(copying: Copying) -> list[MovedGroup]:
 def _move(group: Group, topic: str, before: Mapping[int, int], positions: _NewPositions, row: int) -> MovedGroup:
     if not positions.is_certain[row]:
         problem = (
-            "the commits that copied its unread records have been deleted; set its offsets by time with sparklog "
-            f"groups reset {group.id} --topic {topic} --to-datetime"
+            "the commits that copied the unread records of the group have been deleted; set the offsets by time with "
+            f"sparklog groups reset {group.id} --topic {topic} --to-datetime"
         )
         return MovedGroup(group.id, before, problem=problem)
     offsets = dict(enumerate(positions.offsets[row].tolist()))

@@ -117,7 +117,7 @@ def test_exported_offsets_can_be_restored_from_a_file(
     outcome = sparklog("groups", "reset", "billing", "--from-file", kept, code=1)
     assert (
         outcome.err
-        == f"sparklog: {kept} contains offsets of other, but no offsets of group 'billing' [SPARKLOG_BAD_REQUEST]\n"
+        == f"sparklog: {kept} contains offsets for other, but not for group 'billing' [SPARKLOG_BAD_REQUEST]\n"
     )
 
 
@@ -198,7 +198,7 @@ def test_delete_offsets_and_delete_group(sparklog: Sparklog, root: Path, member:
     assert rows == [["TOPIC", "PARTITION", "STATUS"], ["a", "0", "Successful"]]
     assert committed(root, "billing") == {("a", 1): 1}
     missing = sparklog("groups", "delete-offsets", "billing", "--topic", "a:0", code=1)
-    assert "group 'billing' has no offsets of partitions 0 of topic 'a'" in missing.err
+    assert "group 'billing' has no committed offsets for partitions 0 of topic 'a'" in missing.err
     assert sparklog("groups", "delete", "billing").out == "Deleted group billing.\n"
     assert sparklog("groups", "list").lines == ["audit"]
     assert "group 'billing' does not exist" in sparklog("groups", "delete", "billing", code=1).err
@@ -254,7 +254,7 @@ def test_groups_of_a_kafka_directory_are_read_only(
     fixtures: Path, sparklog: Sparklog, arguments: tuple[str, ...]
 ) -> None:
     outcome = sparklog("groups", *arguments, "--root", fixtures / "transactions" / "data", code=1)
-    assert "which is read-only: change its groups with kafka-consumer-groups, or after an import" in outcome.err
+    assert "which is read-only: use kafka-consumer-groups, or import the directory first" in outcome.err
     assert outcome.err.count("\n") == 1
 
 

@@ -24,7 +24,7 @@ STAYS = {
     **dict.fromkeys(("history", "log-dirs", "report", "verify", "topics list", "groups describe"), NOTHING),
     **dict.fromkeys(("produce", "clone", "topics create", "groups reset", "delete-records"), COMMITTED),
     "consume": "nothing was changed except the committed offsets of the group",
-    "backup": "no backup was created; run the command again, which skips files that were already copied",
+    "backup": "no backup was created; run the command again to copy the remaining files",
     "export": "nothing was exported",
     "import": "committed records remain; run the command again to continue",
     "restore": "run the command again with the same options to continue",
@@ -117,8 +117,8 @@ def test_an_interrupted_backup_reports_its_progress(
     monkeypatch.setattr(backing_up, "back_up", back_up)
     said = sparklog("backup", "--to", tmp_path / "backups", code=130)
     assert said.err == (
-        "sparklog: interrupted: 12 of 40 files, 1.2 GB of 5.1 GB; no backup was created; run the command again, "
-        "which skips files that were already copied\n"
+        "sparklog: interrupted: 12 of 40 files, 1.2 GB of 5.1 GB; no backup was created; run the command again "
+        "to copy the remaining files\n"
     )
 
 

@@ -158,7 +158,7 @@ def test_json_input_requires_only_a_value() -> None:
         (b'{"value": "", "timestamp": 1.5}', 'line 5: "timestamp" must be an integer'),
         (b'{"value": "", "headers": [["\\ud800", "v"]]}', 'line 5: "headers" contains a lone surrogate'),
         (b'{"value": "", "headers": "x"}', 'line 5: "headers" must be'),
-        (b'{"value": "", "headers": [["x"]]}', 'line 5: each of "headers" must be'),
+        (b'{"value": "", "headers": [["x"]]}', 'line 5: each element of "headers" must be'),
     ],
 )
 def test_an_invalid_json_line_is_reported_by_number(line: bytes, message: str) -> None:

@@ -156,7 +156,7 @@ def test_an_invalid_line_is_reported_and_nothing_is_written(
         ("get t -k 1 --key-schema x", 2, "a schema requires --key-format avro"),
         ("get t -k 1 --key-format avro", 2, "avro requires a schema: specify --key-schema FILE, or ID=FILE"),
         ("get t -k x --key-format json", 1, "the key: expected JSON, found 'x' (Expecting"),
-        ("produce t --key-format long", 2, "lines have no keys: specify --key-separator or --json"),
+        ("produce t --key-format long", 2, "the lines do not contain keys: specify --key-separator or --json"),
         ("consume t --value-format avro --value-schema a --value-schema b", 2, "expected one FILE, or ID=FILE with"),
         ("consume t --value-format avro --value-schema 7=a --value-schema b", 2, "found 7=a b"),
         ("consume t --value-format avro --value-schema 7=a --value-schema 7=b", 2, "found 7=a 7=b"),

@@ -256,7 +256,7 @@ def test_command_lines_of_older_guides_run_as_pasted(sparklog: Sparklog, root: P
     (tmp_path / "lines").write_text("a message\n")
     for line in OLDER_GUIDES:
         outcome = sparklog(*shlex.split(line.format(p=tmp_path)))
-        assert "has no effect: there is no broker, and the topics are in the root" in outcome.err, line
+        assert "has no effect, because there is no broker and the topics are in the root" in outcome.err, line
         assert "a message" in outcome.out or "console-consumer" not in line
 
 

@@ -85,7 +85,10 @@ def test_selected_columns_are_not_a_table(root: str) -> None:
     schema = SparklogDataSource(created(path=root, topic="orders")).schema()
     assert isinstance(schema, StructType)
     for columns in (StructType(schema.fields[:2]), StructType().add("value", "string")):
-        with pytest.raises(Exception, match="No path: Spark ignores LOCATION and OPTIONS of a table with columns"):
+        with pytest.raises(
+            Exception,
+            match="No path is set: Spark ignores LOCATION and OPTIONS of a table that is created with columns",
+        ):
             SparklogDataSource({"topic": "t"}).writer(columns, False)
 
 

@@ -280,7 +280,7 @@ def test_avro(driver: Driver, tmp_path: Path, frame: bytes) -> None:
     assert sorted(row["value"] for row in case.bad) == sorted(wrong)
     assert {row["reason"] for row in case.bad} <= {
         "the value does not match the Avro schema",
-        "the value does not have the frame of schema 7",
+        "the value does not start with the schema registry header of schema 7",
     }
 
 
@@ -365,7 +365,7 @@ def test_table_errors_are_one_line(driver: Driver, tmp_path: Path) -> None:
     for number, (table, more, texts) in enumerate(
         (
             (tmp_path / "empty", "id", ("there is no Delta table at", "--table")),
-            (plain, "id", ("has no change data feed", "ALTER TABLE delta.`")),
+            (plain, "id", ("does not have a change data feed", "ALTER TABLE delta.`")),
             (rows, "key", ("there is no column 'key' in the table", "it has id, no")),
             (rows, "Id", ("did you mean 'id'?",)),
             (rows, "id", ("id 1 identifies two rows of version 1", "choose --key-columns")),

@@ -184,7 +184,7 @@ def test_the_sparklog_name_overrides_the_kafka_name() -> None:
         ({"startingoffsets": '{"a":{"0":-3}}'}, "must be an integer >= -2, found -3"),
         ({"startingoffsets": '{"a":{"0":true}}'}, "found True"),
         ({"startingoffsets": '{"a":{"x":1}}'}, "invalid partition 'x' of topic 'a': expected an integer >= 0"),
-        ({"startingoffsets": '{"a":'}, "not JSON"),
+        ({"startingoffsets": '{"a":'}, " at character "),
         ({"startingoffsets": "{}"}, "does not list any partition"),
         ({"startingoffsets": '{"a":1}'}, "must map partitions to offsets"),
         ({"startingoffsetsbytimestamp": '{"a":{"0":-1}}'}, "must be an integer >= 0"),
@@ -207,11 +207,11 @@ def test_the_sparklog_name_overrides_the_kafka_name() -> None:
         ({"startingversion": "3"}, "Option 'startingVersion' is not supported: a log is read by offsets or times"),
         (
             {"asyncprogresstrackingenabled": "true"},
-            "Option 'asyncProgressTrackingEnabled' is not supported: a restarted query may then use a batch id",
+            "Option 'asyncProgressTrackingEnabled' is not supported: a restarted query may then reuse a batch id",
         ),
         (
             {"_asyncProgressTrackingOverrideSinkSupportCheck": "true", "asyncProgressTrackingEnabled": "true"},
-            "Option 'asyncProgressTrackingEnabled' is not supported: a restarted query may then use a batch id",
+            "Option 'asyncProgressTrackingEnabled' is not supported: a restarted query may then reuse a batch id",
         ),
         ({"asyncProgressTrackingCheckpointIntervalMs": "9"}, "Option 'asyncProgressTrackingEnabled' is not supported"),
         ({"paths": '["/a","/b"]'}, "load accepts one path: load the root with subscribe='a,b', or load each path and"),
@@ -254,8 +254,8 @@ def test_options_of_reads_and_of_writes() -> None:
     assert "reads nothing" in message({"endingoffsets": "earliest"}, "check_batch_read")
     assert "a-0: earliest (-2)" in message({"endingoffsets": '{"a":{"0":-2}}'}, "check_batch_read")
     assert "a stream has no end" in message({"endingtimestamp": "1"}, "check_stream_read")
-    assert "name the topics to read with 'subscribe'" in message({"topic": "a"}, "check_read")
-    assert "name the topic to write with 'topic'" in message({"subscribe": "a"}, "check_write")
+    assert "set the topics to read with 'subscribe'" in message({"topic": "a"}, "check_read")
+    assert "set the topic to write to with 'topic'" in message({"subscribe": "a"}, "check_write")
 
     config = message({"topic.retention.ms": "-1"}, "check_read")
     assert config.startswith(

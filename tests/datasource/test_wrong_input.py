@@ -84,7 +84,7 @@ def plan(path: str, schema: StructType = KEYS, **options: str) -> Any:
         ),
         (
             {"topic": "orders"},
-            "[SPARKLOG_BAD_REQUEST]: Option 'topic' applies only to writes; name the topics to read with",
+            "[SPARKLOG_BAD_REQUEST]: Option 'topic' applies only to writes; set the topics to read with",
         ),
     ],
 )
@@ -164,7 +164,7 @@ def test_schemas_of_reads(root: str, schema: StructType, expected: str) -> None:
             {"kafka.transaction.timeout.ms": "86400001"},
             "Option 'transaction.timeout.ms' must be an integer from 1 to 86400000, found '86400001'",
         ),
-        (VALUE, {"subscribe": "orders"}, "name the topic to write with 'topic'"),
+        (VALUE, {"subscribe": "orders"}, "set the topic to write to with 'topic'"),
     ],
 )
 def test_invalid_writes_are_rejected(root: str, schema: StructType, options: dict[str, str], expected: str) -> None:

@@ -184,5 +184,5 @@ def test_readers_poll_idle_topics_less_often() -> None:
 
 
 def test_bill_reports_the_daily_requests_of_an_idle_reader() -> None:
-    assert "345,600 GETs per day" in lines(Workload(poll=250))[-2]
+    assert "345,600 GET requests per day" in lines(Workload(poll=250))[-2]
     assert "$4.15 per month on S3 Standard" in lines(Workload(poll=250))[-2]

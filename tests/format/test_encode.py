@@ -166,7 +166,7 @@ def test_content_bytes_are_counted() -> None:
 
 
 def test_partitions_are_checked() -> None:
-    with pytest.raises(BadRequest, match="0 or more"):
+    with pytest.raises(BadRequest, match="must not be negative"):
         encode_partitions(*sample(3), np.array([0, -1, 0]), options=PLAIN)
     with pytest.raises(BadRequest, match="2 partitions"):
         encode_partitions(*sample(3), np.array([0, 1]), options=PLAIN)

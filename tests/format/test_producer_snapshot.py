@@ -56,7 +56,7 @@ def test_fixture_snapshots_round_trip() -> None:
         (b"\x00\x02" + KAFKAS[2:], "version 1, found 2"),
         (KAFKAS[:-1] + b"\x00", "CRC-32C"),
         (KAFKAS[:-1], "CRC-32C"),
-        (b"\x00\x01" + struct.pack(">I", crc32c(b"\x00\x00\x00\x09")) + b"\x00\x00\x00\x09", "should have 9 entries"),
+        (b"\x00\x01" + struct.pack(">I", crc32c(b"\x00\x00\x00\x09")) + b"\x00\x00\x00\x09", "expected 9 entries"),
     ],
 )
 def test_invalid_snapshot_is_corrupt(data: bytes, complaint: str) -> None:

@@ -320,5 +320,5 @@ def test_schema_requires_the_format_avro(monkeypatch: pytest.MonkeyPatch) -> Non
         with pytest.raises(BadRequest, match=says):
             formats.decode(pa.array([b""]), name, schema)
     monkeypatch.setitem(__import__("sys").modules, "fastavro", None)
-    with pytest.raises(BadRequest, match=r'needs fastavro: python -m pip install "fastavro'):
+    with pytest.raises(BadRequest, match=r'requires fastavro: python -m pip install "fastavro'):
         formats.decode(pa.array([b""]), "avro", '"long"')

@@ -203,12 +203,12 @@ def test_damaged_log_start_checkpoint_is_ignored_with_a_warning(
     folder = tmp_path / policy
     write_partition(folder, "t-0", SEGMENTS)
     (folder / "log-start-offset-checkpoint").write_text("0\n3\nt 0 5\n")
-    with pytest.raises(Corrupt, match="should have 3 entries"):
+    with pytest.raises(Corrupt, match="expected 3 entries in the checkpoint"):
         KafkaView(folder, env=env).refresh(["t"])
     with caplog.at_level(logging.WARNING, "sparklog.kafka"):
         view = KafkaView(folder, corrupt_records=policy, env=env)
         assert view.bounds("t")[0].log_start == 0
         view.refresh(["t"])
     (said,) = [record.getMessage() for record in caplog.records]
-    assert "should have 3 entries" in said
+    assert "expected 3 entries in the checkpoint" in said
     assert said.endswith(f"all logs in {folder} therefore start at their first segments")

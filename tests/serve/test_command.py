@@ -265,7 +265,7 @@ def test_a_writable_server_loads_kernels_before_the_first_producer(
 
 def test_an_advertised_port_that_is_not_the_listen_port_is_reported(capsys: pytest.CaptureFixture[str]) -> None:
     Listening(listen="127.0.0.1:9092", advertise=["127.0.0.1:19092"]).options(writable=False, auto_create=False)
-    told = "clients connect to 127.0.0.1:19092, but this server listens on 127.0.0.1:9092"
+    told = "clients will connect to 127.0.0.1:19092, but this server listens on 127.0.0.1:9092"
     assert told in capsys.readouterr().err
     for advertise in (None, ["127.0.0.1:9092", "127.0.0.1:9093"], ["log.example.org:9092"]):
         Listening(listen="127.0.0.1:9092", advertise=advertise).options(writable=False, auto_create=False)

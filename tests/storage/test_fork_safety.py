@@ -143,6 +143,8 @@ def test_a_fork_does_not_wait_forever(monkeypatch: pytest.MonkeyPatch, caplog: p
     ended.set()
     thread.join()
     assert caplog.messages == [
-        "a thread has been importing or compiling for 0 s; a forked child process that also imports or compiles may "
-        "hang"
+        (
+            "a thread has been importing or compiling for 0 s; a forked child process that also imports or compiles "
+            "may hang"
+        )
     ]

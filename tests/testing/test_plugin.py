@@ -128,13 +128,13 @@ def test_a_root_on_disk_can_be_opened_by_other_processes(sparklog_disk_root: Roo
             BadRequest,
             "times of 'create:commit' must be at least 1",
         ),
-        (lambda root: RecordStream(keys=-1), BadRequest, "keys of a RecordStream must be at least 0, found -1"),
+        (lambda root: RecordStream(keys=-1), BadRequest, "keys of a RecordStream must not be negative, found -1"),
         (lambda root: RecordStream(tombstones=2), BadRequest, "tombstones of a RecordStream must be 0.0 to 1.0"),
         (lambda root: RecordStream(keys=0, tombstones=0.1), BadRequest, "and require keys"),
         (
             lambda root: RecordStream().take(-1),
             BadRequest,
-            "the number of records to take must be at least 0",
+            "the number of records must not be negative",
         ),
         (
             lambda root: sparklog.open(root.location),

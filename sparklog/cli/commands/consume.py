@@ -372,7 +372,7 @@ def get(
     record = latest_record(source.view, name, key_bytes, partitions=partitions, isolation=isolation)
     if record is None:
         hint = "; if another partitioner wrote the record, or partitions were added in Kafka, try --all-partitions"
-        raise NotFound(f"no record of topic {name} has the key {key!r}{'' if all_partitions else hint}")
+        raise NotFound(f"no record in topic {name} has the key {key!r}{'' if all_partitions else hint}")
     is_deleted = not record.column("value")[0].is_valid
     write(format_json(record, values) if as_json else columns.layout(not is_deleted).format(values.show(record)))
     if is_deleted:

@@ -381,7 +381,7 @@ def delete_offsets(
         missing = sorted(set(requested) - set(committed))
         if missing or not requested:
             which = f"partitions {', '.join(map(str, missing))} of topic" if missing else "topic"
-            raise NotFound(f"group '{group_name}' has no offsets of {which} '{name}'")
+            raise NotFound(f"group '{group_name}' has no committed offsets for {which} '{name}'")
         deleted[name] = sorted(requested)
     opened.delete_offsets(deleted, dry_run=dry_run)
     status = "Would be deleted" if dry_run else "Successful"
@@ -397,8 +397,8 @@ def _groups_of_root(root: str) -> Groups:
     location = resolve(root)
     if location.kind in (KAFKA_DIRECTORY, KAFKA_PARTITION):
         raise BadRequest(
-            f"{location.path} is a {location.kind}, which is read-only: change its groups with "
-            "kafka-consumer-groups, or after an import"
+            f"{location.path} is a {location.kind}, which is read-only: use kafka-consumer-groups, or import the "
+            "directory first"
         )
     return Groups(open_root(root))
 
@@ -458,7 +458,7 @@ def _offsets_of(group: str, file: Path) -> dict[TopicPartition, int]:
     offsets = by_group.get(group, by_group.get(None))
     if offsets is None:
         raise BadRequest(
-            f"{file} contains offsets of {', '.join(sorted(map(str, by_group)))}, but no offsets of group '{group}'"
+            f"{file} contains offsets for {', '.join(sorted(map(str, by_group)))}, but not for group '{group}'"
         )
     return offsets
 

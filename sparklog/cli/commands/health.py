@@ -280,7 +280,7 @@ def _run_cells(run: JobRun) -> tuple[str | None, ...]:
 
 def _running_line(run: Running, now_ms: int) -> str:
     topics = ", ".join(run.topics) or "all topics"
-    how = "is working on" if run.alive else "died without a run record; it had claimed"
+    how = "is working on" if run.alive else "ended without a run record; it had claimed"
     return (
         f"{run.job}: the run on {run.host} (process {run.process}), started {ago(run.since_ms, now_ms)}, {how} {topics}"
     )

@@ -97,7 +97,9 @@ class Lines:
             if texts[name] == "":
                 raise BadParameter("expected at least one character", param_hint=f"'--{name.replace('_', '-')}'")
         if formats.key_format is not None and not self.as_json and self.key_separator is None:
-            raise BadParameter("lines have no keys: specify --key-separator or --json", param_hint="'--key-format'")
+            raise BadParameter(
+                "the lines do not contain keys: specify --key-separator or --json", param_hint="'--key-format'"
+            )
         values = formats.values()
         if self.as_json:
             return lambda data, line: parse_json(data, line, values)

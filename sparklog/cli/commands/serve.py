@@ -150,7 +150,10 @@ def _check_advertised(listen: Address, advertise: tuple[Address, ...]) -> None:
             param_hint="'--advertise'",
         )
     if advertise and listen.port and advertise[0].host == listen.host and advertise[0] != listen:
-        warn(f"clients connect to {advertise[0]}, but this server listens on {listen}: is the port forwarded?")
+        warn(
+            f"clients will connect to {advertise[0]}, but this server listens on {listen}; check that the port is "
+            "forwarded"
+        )
 
 
 @app.add("serve", "sparklog serve /data/log --listen 127.0.0.1:9092")

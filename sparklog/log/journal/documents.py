@@ -129,7 +129,7 @@ class Fields:
     def bad(self, name: str, expected: str) -> Corrupt:
         """Return the error for an invalid field."""
         value = repr(self.document.get(name))[:60]
-        return Corrupt(f"{self.what}: {name} should be {expected}, found {value}; restore it", file=self.key)
+        return Corrupt(f"{self.what}: {name} must be {expected}, found {value}; restore it", file=self.key)
 
     def only(self, names: frozenset[str]) -> None:
         """Raise `Corrupt` if the object has unknown fields, because ignoring them could lose information."""

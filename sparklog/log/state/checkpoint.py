@@ -161,18 +161,18 @@ def decode_table(data: bytes, ref: TableRef, key: str, version: int) -> SliceTab
     from sparklog.format.arrow_numpy import fixed_values
 
     if len(data) != ref.size:
-        raise Corrupt(f"slice table should have {ref.size} bytes, found {len(data)}; {REMEDY}", file=key)
+        raise Corrupt(f"expected a slice table of {ref.size} bytes, found {len(data)} bytes; {REMEDY}", file=key)
     if (crc := crc32c.crc32c(data)) != ref.crc:
-        raise Corrupt(f"slice table should have CRC-32C {ref.crc}, found {crc}; {REMEDY}", file=key)
+        raise Corrupt(f"expected a slice table with CRC-32C {ref.crc}, found {crc}; {REMEDY}", file=key)
     try:
         options = pa.ipc.IpcReadOptions(use_threads=len(data) >= LARGE_TABLE)
         reader = pa.ipc.open_file(pa.BufferReader(data), options=options)
         batch = reader.get_batch(0) if reader.num_record_batches == 1 else None
     except (pa.ArrowException, OSError) as error:
-        raise Corrupt(f"slice table is not an Arrow file ({error}); {REMEDY}", file=key) from None
+        raise Corrupt(f"the slice table is not an Arrow file ({error}); {REMEDY}", file=key) from None
     if batch is None or batch.schema.names != list(COLUMN_NAMES.values()) or batch.num_rows != ref.rows:
         contents = "no batch" if batch is None else f"{batch.num_rows} rows of {', '.join(batch.schema.names)[:80]}"
-        raise Corrupt(f"slice table should have {ref.rows} rows of sparklog's columns, found {contents}", file=key)
+        raise Corrupt(f"expected a slice table of {ref.rows} rows with sparklog's columns, found {contents}", file=key)
     columns: dict[str, npt.NDArray[Any]] = {}
     texts = {}
     for name, dtype in COLUMN_TYPES.items():
@@ -181,10 +181,12 @@ def decode_table(data: bytes, ref: TableRef, key: str, version: int) -> SliceTab
             texts[name] = Texts(array.dictionary)
             array = array.indices
         if array.null_count or str(array.type) != dtype:
-            raise Corrupt(f"column {COLUMN_NAMES[name]} should be {dtype} without nulls, found {array.type}", file=key)
+            raise Corrupt(f"column {COLUMN_NAMES[name]} must be {dtype} without nulls, found {array.type}", file=key)
         columns[name] = fixed_values(array, dtype)
     if set(texts) != {"file", "txn"}:
-        raise Corrupt(f"columns file and txn of the slice table should be dictionaries of strings; {REMEDY}", file=key)
+        raise Corrupt(
+            f"the columns file and txn of the slice table must be dictionaries of strings; {REMEDY}", file=key
+        )
     for name, strings in texts.items():
         if ref.rows and not 0 <= int(columns[name].min()) <= int(columns[name].max()) < len(strings):
             raise Corrupt(f"column {name} of the slice table refers to missing strings; {REMEDY}", file=key)

@@ -53,10 +53,10 @@ def test_an_entry_is_decoded_as_encoded() -> None:
 @pytest.mark.parametrize(
     ("change", "says"),
     [
-        ({"op": "odd"}, "op should be one of init, prepare, commit, abort, forget"),
-        ({"reason": "odd"}, "reason should be null or one of"),
-        ({"newest": -2}, "newest should be an integer from -1"),
-        ({"commits": (CommitDecision(3, 1, (A1,)),)}, "commits should be ordered by number, with numbers up to 0"),
+        ({"op": "odd"}, "op must be one of init, prepare, commit, abort, forget"),
+        ({"reason": "odd"}, "reason must be null or one of"),
+        ({"newest": -2}, "newest must be an integer from -1"),
+        ({"commits": (CommitDecision(3, 1, (A1,)),)}, "commits must be ordered by number, with numbers up to 0"),
     ],
 )
 def test_an_invalid_entry_is_corrupt(change: dict[str, object], says: str) -> None:

@@ -80,13 +80,13 @@ def test_names_are_the_fields_in_their_order() -> None:
 @pytest.mark.parametrize(
     ("change", "expected"),
     [
-        ({"firstNumber": -1}, "box: firstNumber should be an integer from 0 to 9223372036854775807, found -1"),
-        ({"firstNumber": True}, "firstNumber should be an integer"),
-        ({"last": 0}, "box: last should be an integer from 1 to"),
-        ({"color": "green"}, "box: color should be null or one of red, blue, found 'green'"),
-        ({"parts": [10]}, "box: parts should be a list of integers from 0 to 9"),
-        ({"parts": None}, "box: parts should be a list of integers, found None"),
-        ({"bytes": 7}, "box: unit should be a string of at most 4096 characters"),
+        ({"firstNumber": -1}, "box: firstNumber must be an integer from 0 to 9223372036854775807, found -1"),
+        ({"firstNumber": True}, "firstNumber must be an integer"),
+        ({"last": 0}, "box: last must be an integer from 1 to"),
+        ({"color": "green"}, "box: color must be null or one of red, blue, found 'green'"),
+        ({"parts": [10]}, "box: parts must be a list of integers from 0 to 9"),
+        ({"parts": None}, "box: parts must be a list of integers, found None"),
+        ({"bytes": 7}, "box: unit must be a string of at most 4096 characters"),
         ({"width": 1}, "box: unknown fields width; upgrade sparklog"),
     ],
 )
@@ -111,7 +111,7 @@ def test_fields_of_nested_objects_are_reported_with_their_path() -> None:
         "by_name": {"a": Box(3, 4), "b": None},
     }
     document["byName"]["a"]["last"] = "x"
-    with pytest.raises(Corrupt, match=r"boxes: byName: a: last should be an integer"):
+    with pytest.raises(Corrupt, match=r"boxes: byName: a: last must be an integer"):
         boxes.from_json(Fields(document, "k", "boxes"))
 
 

@@ -261,7 +261,7 @@ def test_damage_of_a_checkpoint_is_detected() -> None:
 def test_a_checkpoint_references_only_its_own_table() -> None:
     chain = Chain(1)
     bad = Checkpoint(chain.state, TableRef("../../_root.json", 5, 5, 0, 0))
-    with pytest.raises(Corrupt, match="name should be the file name of a slice table"):
+    with pytest.raises(Corrupt, match="name must be the file name of a slice table"):
         decode_checkpoint(encode_checkpoint(bad), "key", 0)
 
 
@@ -414,8 +414,12 @@ def test_an_empty_table_selects_nothing() -> None:
 def test_an_error_for_a_damaged_table_describes_the_difference() -> None:
     data, _ = encode_table(SliceTable())
     ref = TableRef("x.arrow", len(data), crc32c(data), 0, 0)
-    with pytest.raises(Corrupt, match=rf"should have {len(data)} bytes, found {len(data) - 1}; run sparklog repair"):
+    with pytest.raises(
+        Corrupt, match=rf"slice table of {len(data)} bytes, found {len(data) - 1} bytes; run sparklog repair"
+    ):
         decode_table(data[:-1], ref, "x", 0)
     wrong = data[:-1] + bytes([data[-1] ^ 1])
-    with pytest.raises(Corrupt, match=rf"should have CRC-32C {ref.crc}, found {crc32c(wrong)}; run sparklog repair"):
+    with pytest.raises(
+        Corrupt, match=rf"slice table with CRC-32C {ref.crc}, found {crc32c(wrong)}; run sparklog repair"
+    ):
         decode_table(wrong, ref, "x", 0)

@@ -55,7 +55,7 @@ def test_jobs_do_not_run_with_lost_defaults_until_repair_restores_them(
     entries = {number: world.store.get(commit_key(ENTRY, number)) for number in lost}
     for number in lost:
         world.store.delete(commit_key(ENTRY, number))
-    with pytest.raises(Corrupt, match=r"(defaults of .* are lost|numbers? .* of the log .* missing).*sparklog repair"):
+    with pytest.raises(Corrupt, match=r"(defaults of .* are lost|entr.* of the log .* missing).*sparklog repair"):
         job(name, world)
     assert world.topic("archive").count().records == 2
     named = {finding.file for finding in verify_root(world.store, env=world.env()).findings}

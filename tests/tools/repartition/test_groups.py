@@ -157,7 +157,7 @@ def test_group_is_not_moved_if_its_commits_have_been_deleted() -> None:
     ends = log_ends(world, "new")
     world.store.delete("new/_log/00000000000000000002.json")
     groups = moved(world, root)
-    assert "the commits that copied its unread records have been deleted" in groups["far"].problem
+    assert "the commits that copied the unread records of the group have been deleted" in groups["far"].problem
     assert "sparklog groups reset far --topic new --to-datetime" in groups["far"].problem
     assert groups["end"].offsets == ends
 
