@@ -5,7 +5,7 @@ read. In a checkpoint, the additional keys of sparklog start with `$`, which top
 
 | key        | meaning                                                                                           |
 |------------|---------------------------------------------------------------------------------------------------|
-| `$ids`     | topic -> topic id, which shows whether a topic was deleted and created again                       |
+| `$ids`     | topic -> topic id, which shows whether a topic was deleted and recreated                       |
 | `$start`   | only in the first end offset of a query: the positions from which it starts (see below)            |
 | `$initial` | marks the result of `initialOffset`, so that the next end offset is known to be the first          |
 

@@ -28,7 +28,7 @@ def _topic_ranges(
     # If the checkpoint does not contain the id of the topic, any id is accepted.
     planned_id, current_id = end.ids.get(topic), topics.id_of(topic)
     if current_id is None or planned_id not in (None, current_id):
-        change = "deleted" if current_id is None else "deleted and created again"
+        change = "deleted" if current_id is None else "deleted and recreated"
         loss.report(
             f"The topic {topic!r} was {change} before the offsets planned for this micro-batch were read", "skips them"
         )

@@ -192,7 +192,9 @@ class StreamPlanner:
         partitions.
         """
         for topic in sorted(checkpoint.positions.keys() - set(self._topics.existing)):
-            self._loss.report(f"The topic {topic!r} was deleted while a stream reads it", "skips it", hint=OTHER_ROOT)
+            self._loss.report(
+                f"The topic {topic!r} was deleted while a stream was reading it", "skips it", hint=OTHER_ROOT
+            )
         return {topic: self._topic_begin(topic, checkpoint) for topic in self._topics.existing}
 
     def _topic_begin(self, topic: str, checkpoint: StreamOffset) -> dict[int, int]:
@@ -213,7 +215,7 @@ class StreamPlanner:
         if before is None or before == now:
             return True
         self._loss.report(
-            f"The topic {topic!r} was deleted and created again while a stream reads it (id {before}, now {now})",
+            f"The topic {topic!r} was deleted and recreated while a stream was reading it (id {before}, now {now})",
             "continues at the start of the new topic",
             hint=OTHER_ROOT,
         )

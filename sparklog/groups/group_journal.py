@@ -203,7 +203,7 @@ class GroupJournal:
 
         Raises:
             NotFound: If a topic does not exist.
-            Conflict: If a topic was deleted and created again.
+            Conflict: If a topic was deleted and recreated.
             BadRequest: If a partition, an offset or its metadata is invalid.
         """
         now_ms = self.root.env.wall_ms()

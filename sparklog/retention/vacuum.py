@@ -279,7 +279,7 @@ def _plan(run: _Vacuum) -> tuple[list[list[DeletionCandidate]], bool]:
     checkpoint.
     """
     log_objects, pending = _choose_log_objects(run, run.state), _pending_commits(run, run.state)
-    # If the topic was deleted and created again, its old commits may have inline records even if the new topic has
+    # If the topic was deleted and recreated, its old commits may have inline records even if the new topic has
     # none.
     run.reads_paths = bool(run.files or any(log_objects[-1:]) or pending)
     if run.reads_paths:

@@ -31,7 +31,7 @@ class Watermark:
     Attributes:
         root_id: The id of the root that contains the topic. Empty for a Kafka log directory.
         topic: The name of the topic.
-        topic_id: The id of the topic, which changes if the topic is deleted and created again.
+        topic_id: The id of the topic, which changes if the topic is deleted and recreated.
         next_offsets: The first offset of each partition that the table does not contain.
         commit_id: The id of the commit that wrote this watermark.
         mode: The mode of the copy.

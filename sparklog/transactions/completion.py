@@ -76,7 +76,7 @@ def resolve_topic(topic: Topic) -> tuple[Resolved, ...]:
         try:
             topic.log.commit(MaintainIntent(state.topic_id, resolved=resolved), state)
         except Conflict:
-            # The topic was deleted and created again, so the outcomes of slices of the old topic are irrelevant.
+            # The topic was deleted and recreated, so the outcomes of slices of the old topic are irrelevant.
             reached("transactions: a topic is recreated before outcomes are recorded in it")
             return ()
     return resolved

@@ -482,7 +482,7 @@ def test_a_deleted_topic_with_a_partition_that_is_no_longer_assigned(caplog: pyt
     with caplog.at_level(logging.WARNING, "sparklog"):
         source.latest(start, limited=True)
     assert "offsets of t-1, which this query does not read" in caplog.text
-    assert "The topic 't' was deleted while a stream reads it" in caplog.text
+    assert "The topic 't' was deleted while a stream was reading it" in caplog.text
 
 
 def test_a_deleted_topic() -> None:

@@ -138,7 +138,7 @@ class FollowedTable(Mapping[bytes, pa.RecordBatch]):
             True if the table changed.
 
         Raises:
-            Conflict: If the topic was deleted and created again.
+            Conflict: If the topic was deleted and recreated.
         """
         self._tail.refresh()
         self._polled_ms = self._view.env.boot_ms()
@@ -165,7 +165,7 @@ class FollowedTable(Mapping[bytes, pa.RecordBatch]):
             True if the table changed, False if the timeout expired.
 
         Raises:
-            Conflict: If the topic was deleted and created again.
+            Conflict: If the topic was deleted and recreated.
         """
         started_ms = self._view.env.boot_ms()
         while not self.refresh():

@@ -189,7 +189,7 @@ class Tail:
                 yield batch.select(columns)
 
     def refresh(self) -> None:
-        """Refresh the view. Raises `Conflict` if the topic was deleted and created again."""
+        """Refresh the view. Raises `Conflict` if the topic was deleted and recreated."""
         self.view.refresh([self.topic])
         if self.view.topic_id(self.topic) != self.topic_id:
             raise Conflict(f"topic {self.topic} was deleted and recreated during the read; restart the read")

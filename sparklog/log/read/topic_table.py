@@ -63,7 +63,7 @@ class TopicTable(RecordBatches):
             A mapping of keys to rows.
 
         Raises:
-            Conflict: If the topic was deleted and created again.
+            Conflict: If the topic was deleted and recreated.
 
         Example:
             live = topic.table().follow()
