@@ -13,6 +13,7 @@ from click import BadParameter
 from sparklog.common.parsing import INT32_MAX, is_digits
 from sparklog.console.options import integer_option, unescaped
 from sparklog.console.parameters import Option
+from sparklog.console.terminal import read_text
 from sparklog.output import write
 
 if TYPE_CHECKING:
@@ -20,14 +21,19 @@ if TYPE_CHECKING:
 
     from sparklog.cli.record_text import Layout, RecordValues
     from sparklog.format.values import ValueFormat
+    from sparklog.schemas.registry import SchemaRegistry
 
 
 Format = Literal["string", "short", "integer", "long", "float", "double", "json", "hex", "base64", "avro"]
-SCHEMA_HELP = "File with the Avro schema of {}. If a schema registry was used, specify ID=FILE for each schema id."
+SCHEMA_FORMATS = ("avro",)
+
+SCHEMA_HELP = "File with the schema of {}. If a schema registry was used, specify ID=FILE for each schema id."
 
 
 @dataclass
 class Formats:
+    """The formats of keys and values, and the location of their schemas."""
+
     key_format: Annotated[
         Format | None,
         Option(
@@ -40,41 +46,127 @@ class Formats:
     )
     key_schema: Annotated[list[str] | None, Option(metavar="[ID=]FILE", help=SCHEMA_HELP.format("keys"))] = None
     value_schema: Annotated[list[str] | None, Option(metavar="[ID=]FILE", help=SCHEMA_HELP.format("values"))] = None
+    schema_registry: Annotated[
+        str | None,
+        Option(
+            metavar="URL",
+            needs="--key-format --value-format",
+            help="URL of the schema registry that contains the schemas.",
+        ),
+    ] = None
+    registry_config: Annotated[
+        Path | None,
+        Option(
+            metavar="FILE",
+            exists=True,
+            dir_okay=False,
+            needs="--schema-registry",
+            help="Properties file with the credentials for the schema registry, such as basic.auth.user.info.",
+        ),
+    ] = None
+    registry_cache: Annotated[
+        Path | None,
+        Option(
+            metavar="DIR",
+            needs="--key-format --value-format",
+            help="Directory for copies of schemas. If --schema-registry is not given, only this directory is read.",
+        ),
+    ] = None
 
     def values(self) -> "RecordValues":
+        """Return the formats for printing records."""
         from sparklog.cli.record_text import RecordValues
 
-        return RecordValues(
-            one_format(self.key_format, self.key_schema, "key"),
-            one_format(self.value_format, self.value_schema, "value"),
-        )
+        registry = self.registry()
+        return RecordValues(*(self._format(part, registry) for part in PARTS))
 
-    def parse_key(self, text: str) -> "tuple[bytes, RecordValues]":
+    def values_to_write(self, topic: str, *, auto_register: bool = False) -> "RecordValues":
+        """Return the formats for parsing records of a topic.
+
+        If there is a registry, a schema that is given as a file is registered in the subject `<topic>-value` or
+        `<topic>-key`. If `auto_register` is False, the schema must be registered already. Without a file, the latest
+        schema of the subject is used.
+        """
+        from sparklog.cli.record_text import RecordValues
+
+        registry = self.registry()
+        if registry is None:
+            return self.values()
+        return RecordValues(*(self._format_to_write(part, registry, topic, auto_register) for part in PARTS))
+
+    def parse_key(self, text: str, topic: str | None) -> "tuple[bytes, RecordValues]":
         """Return the bytes of a key, and the formats for printing its record. If there is no format, keys are bytes."""
         from sparklog.cli.record_text import RecordValues
         from sparklog.format.text import parse_key
 
-        name, value = self.key_format or "string", one_format(self.value_format, self.value_schema, "value")
+        registry = self.registry()
+        name, value = self.key_format or "string", self._format("value", registry)
         if name == "string" and not self.key_schema:
             return parse_key(text), RecordValues(None, value)
-        key = one_format(name, self.key_schema, "key")
-        return parse_key(text, key or name), RecordValues(key, value)
+        key = one_format(name, self.key_schema, "key", registry)
+        if registry is None or name not in SCHEMA_FORMATS:
+            return parse_key(text, key or name), RecordValues(key, value)
+        if topic is None:
+            raise BadParameter("keys with schemas can be looked up in one topic only", param_hint="'--key'")
+        return parse_key(text, self._format_to_write("key", registry, topic, False) or name), RecordValues(key, value)
+
+    def registry(self) -> "SchemaRegistry | None":
+        """Return the schema registry of the options."""
+        if self.schema_registry is None and self.registry_cache is None:
+            return None
+        if not {self.key_format, self.value_format} & set(SCHEMA_FORMATS):
+            names = " or ".join(SCHEMA_FORMATS)
+            raise BadParameter(f"a schema registry requires --key-format or --value-format {names}")
+        from sparklog.cli.registry_config import registry_options
+        from sparklog.schemas.registry import SchemaRegistry
+
+        options: dict[str, Any] = {} if self.registry_config is None else registry_options(self.registry_config)
+        return SchemaRegistry(self.schema_registry, cache_dir=self.registry_cache, **options)
+
+    def _chosen(self, part: str) -> tuple[str | None, list[str] | None]:
+        return (self.key_format, self.key_schema) if part == "key" else (self.value_format, self.value_schema)
+
+    def _format(self, part: str, registry: "SchemaRegistry | None") -> "ValueFormat | None":
+        return one_format(*self._chosen(part), part, registry)
+
+    def _format_to_write(
+        self, part: str, registry: "SchemaRegistry", topic: str, auto_register: bool
+    ) -> "ValueFormat | None":
+        name, files = self._chosen(part)
+        if name not in SCHEMA_FORMATS:
+            return one_format(name, files, part, registry)
+        from sparklog.schemas.opening import subject_format
+
+        if files is not None and (len(files) > 1 or "=" in files[0]):
+            raise BadParameter("expected one FILE, because the registry has the id", param_hint=f"'--{part}-schema'")
+        text = None if files is None else read_text(Path(files[0]), f"--{part}-schema")
+        return subject_format(name, registry.subject(f"{topic}-{part}"), text, auto_register=auto_register)
 
 
-def one_format(name: str | None, schemas: list[str] | None, part: str) -> "ValueFormat | None":
-    """Return the format of the key or value (`part`). The schemas are read from their files."""
+PARTS = ("key", "value")
+
+
+def one_format(
+    name: str | None, schemas: list[str] | None, part: str, registry: "SchemaRegistry | None" = None
+) -> "ValueFormat | None":
+    """Return the format of the key or value (`part`). The schemas are in files, or in a registry."""
     option = f"'--{part}-schema'"
-    if schemas and name != "avro":
-        raise BadParameter(f"a schema requires --{part}-format avro", param_hint=option)
+    if schemas and name not in SCHEMA_FORMATS:
+        raise BadParameter(f"a schema requires --{part}-format {' or '.join(SCHEMA_FORMATS)}", param_hint=option)
     if name is None:
         return None
     from sparklog.formats import open_format
 
-    if name != "avro":
+    if name not in SCHEMA_FORMATS:
         return open_format(name)
+    if registry is not None:
+        if schemas:
+            raise BadParameter("omit the schema, because the registry contains the schemas", param_hint=option)
+        return open_format(name, registry)
     if not schemas:
         raise BadParameter(
-            f"avro requires a schema: specify --{part}-schema FILE, or ID=FILE", param_hint=f"'--{part}-format'"
+            f"{name} requires a schema: specify --{part}-schema FILE, or ID=FILE, or --schema-registry",
+            param_hint=f"'--{part}-format'",
         )
     parts = [schema.partition("=") for schema in schemas]
     framed = {

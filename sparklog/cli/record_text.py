@@ -107,7 +107,9 @@ class RecordValues:
         if value is None:
             return None
         form = getattr(self, name)
-        if form.json_text and not (isinstance(value, str) and form.name not in ("json", "avro")):
+        from sparklog.format.values import SCHEMA_FORMATS
+
+        if form.json_text and not (isinstance(value, str) and form.name not in ("json", *SCHEMA_FORMATS)):
             return json.dumps(value, ensure_ascii=False).encode(errors="surrogatepass")
         if isinstance(value, str):
             return value.encode(errors="surrogatepass")

@@ -370,7 +370,9 @@ FORMATS: dict[str, Callable[[str], ValueFormat]] = {
     ),
     "base64": lambda name: DigitsFormat(name, base64.b64encode, _from_base64),
 }
-NAMES_OF_ALL = (*FORMATS, "avro")
+SCHEMA_FORMATS = ("avro",)
+"""Formats that require a schema (`sparklog.format.registered`)."""
+NAMES_OF_ALL = (*FORMATS, *SCHEMA_FORMATS)
 
 
 def value_format(name: str) -> ValueFormat:

@@ -31,6 +31,26 @@ def schema_format(name: str, schema: Any) -> SchemaFormat:
     return schema_class(None, RegisteredSchema(0, schema_type, schema))
 
 
+def subject_format(name: str, subject: Subject, text: str | None, *, auto_register: bool) -> SchemaFormat:
+    """Return a format that writes values with a schema of a subject.
+
+    Args:
+        name: `avro`, `json-schema` or `protobuf`.
+        subject: The subject in a registry.
+        text: The schema. None is the latest schema of the subject.
+        auto_register: True to register the schema. If it is False and the subject does not have the schema, raises
+            `NotFound`.
+    """
+    schema_class = _format_class(name)
+    if text is None:
+        schema = of_type(subject.schema(), name, subject.name)
+    else:
+        # Report an invalid schema before the registry is changed.
+        schema_class(None, RegisteredSchema(0, TYPES[name], text))
+        schema = subject.register(text, TYPES[name]) if auto_register else subject.find(text, TYPES[name])
+    return schema_class(subject.registry, schema)
+
+
 def of_type(schema: RegisteredSchema, name: str, subject: str) -> RegisteredSchema:
     """Return a schema if it belongs to a format. Otherwise, raises `BadRequest`."""
     if schema.type != TYPES[name]:

@@ -93,6 +93,8 @@ RIGHT: Mapping[str, Mapping[str, str | None]] = {
 INSTEAD: Mapping[str, Mapping[str, str | None]] = {
     "--key-schema": {"--key-format": "avro", "--key-separator": ":"},
     "--value-schema": {"--value-format": "avro"},
+    "--schema-registry": {"--value-format": "avro"},
+    "--registry-config": {"--value-format": "avro", "--schema-registry": "http://127.0.0.1:1"},
     "--payload-delimiter": {"--payload-file": "{p}/file"},
     "--schema": {"--payload": "json"},
     "--max-age": {"--root": "{r}"},
@@ -118,7 +120,7 @@ FREE = (
     *("--key", "--key-separator", "--line-separator", "--headers-separator", "--headers-delimiter"),
     *("--headers-key-separator", "--null-literal", "--null-marker", "--format", "--payload-delimiter", "--header"),
     *("--checkpoint", "--starting-offsets", "--source", "--subscribe", "--subscribe-pattern", "--topics"),
-    *("--key-columns", "--kafka-option", "--schema"),
+    *("--key-columns", "--kafka-option", "--schema", "--registry-cache"),
 )
 """Options that accept any text, or whose values are validated after Spark has started."""
 OUTPUTS = ("--html", "--output-file", "--output")
@@ -153,6 +155,7 @@ FORMS: Mapping[str, tuple[str, ...]] = {
     "[NAME=VALUE]...": ("x", "=x", "nosuch=1", "batch_bytes=1_0", "linger.ms=soon", "batch_bytes=-1"),
     "[NAME]...": ("nosuch",),
     "[ID=]FILE": (),
+    "URL": ("localhost:8081", "ftp://h", "http://", "http://h:x"),
     "NAME": ("nosuch",),
     "ID": ("nosuch",),
     "--pattern": ("(", "["),

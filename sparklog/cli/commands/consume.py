@@ -91,13 +91,14 @@ class SelectedRecords(opt.TopicChoice):
                 )
         return selection.selected(names) if names or self.pattern is not None else [selection.one_topic(None)]
 
-    def keys(self, formats: Formats) -> KeySet | None:
+    def keys(self, formats: Formats, topics: Sequence[str]) -> KeySet | None:
         """Return the keys of --key, which have the same format as for `sparklog get`."""
         from sparklog.log.read.key_lookup import KeySet
 
         if not self.key:
             return None
-        keys = [formats.parse_key(key)[0] for key in self.key]
+        topic = topics[0] if len(topics) == 1 else None
+        keys = [formats.parse_key(key, topic)[0] for key in self.key]
         return KeySet.of(keys, self.all_partitions or self.partition is not None)
 
     def headers(self) -> HeaderFilter | None:
@@ -320,7 +321,7 @@ def consume(
             member = _member(source, extent, topics=names, isolation_level=isolation, columns=columns)
             _print_of_group(member, printer, extent.follow, extent.timeout_s)
             return
-        keys = records.keys(formats)
+        keys = records.keys(formats, names)
         tails = [Tail(source.view, name, isolation, records.partition, warn=warn, keys=keys) for name in names]
         for tail in tails:
             extent.start(tail)
@@ -364,9 +365,9 @@ def get(
     from sparklog.cli.record_text import format_json
     from sparklog.log.read.key_lookup import latest_record
 
-    key_bytes, values = formats.parse_key(key)
     source = open_source(root, corrupt_records=corrupt_records, on_skipped=warn)
     name = source.one_topic(topic.name_or_none)
+    key_bytes, values = formats.parse_key(key, name)
     source.view.refresh([name])
     partitions = sorted(source.view.bounds(name)) if all_partitions else None if partition is None else [partition]
     record = latest_record(source.view, name, key_bytes, partitions=partitions, isolation=isolation)

@@ -37,6 +37,19 @@ READ_BYTES = 1 << 20
 
 
 @dataclass
+class ProducedFormats(Formats):
+    """The formats of keys and values, and the location of their schemas."""
+
+    auto_register: Annotated[
+        bool,
+        Option(
+            help="Register the schemas of --key-schema and --value-schema in the schema registry, as auto.register of"
+            " kafka-avro-console-producer. Otherwise, they must be registered already.",
+        ),
+    ] = True
+
+
+@dataclass
 class Lines:
     """The format of the input lines."""
 
@@ -87,7 +100,7 @@ class Lines:
         ),
     ] = False
 
-    def parser(self, formats: Formats) -> Callable[[bytes, int], pa.RecordBatch]:
+    def parser(self, formats: ProducedFormats, topic: str) -> Callable[[bytes, int], pa.RecordBatch]:
         """Return a function that converts lines to records. Its second argument is the number of the first line."""
         from sparklog.cli.record_text import LineFormat, parse_json
 
@@ -100,7 +113,7 @@ class Lines:
             raise BadParameter(
                 "the lines do not contain keys: specify --key-separator or --json", param_hint="'--key-format'"
             )
-        values = formats.values()
+        values = formats.values_to_write(topic, auto_register=formats.auto_register)
         if self.as_json:
             return lambda data, line: parse_json(data, line, values)
         parts = {name: unescaped(text) for name, text in texts.items() if text is not None}
@@ -133,7 +146,7 @@ def produce(
         Option(exists=True, dir_okay=False, help="File to read the lines from (standard input if omitted)."),
     ] = None,
     lines: Lines,
-    formats: Formats,
+    formats: ProducedFormats,
     partition: Annotated[
         int | None,
         integer_option("-p", high=INT32_MAX, text="Append all records to this partition, regardless of their keys."),
@@ -162,7 +175,7 @@ def produce(
     """
     from sparklog.log.write.append_target import WriteOptions
 
-    parse = lines.parser(formats)
+    parse = lines.parser(formats, topic.name)
     options = WriteOptions(codec=compression) if compression else WriteOptions()
     name = topic.name
     opened = open_root(root)
