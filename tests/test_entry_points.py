@@ -298,7 +298,7 @@ def test_store_settings_can_be_spark_options(bucket: str) -> None:
 
 
 def test_bucket_mount_is_rejected_and_no_files_are_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def no_link(*paths: str) -> None:
+    def no_link(*paths: str, **options: object) -> None:
         raise PermissionError(1, "Operation not permitted")
 
     monkeypatch.setattr(os, "link", no_link)

@@ -11,6 +11,8 @@ final name with link(), syncs the directory, and unlinks the temporary name:
   link() succeeded.
 * Callers rely on objects that are reported to exist, so the name of an existing object is made durable first.
 * On macOS, fsync does not reach the medium, so F_FULLFSYNC is used.
+* On ext4, XFS and tmpfs, `create` uses O_TMPFILE instead of a temporary name. This saves two changes of the directory,
+  and a crash leaves no file. If O_TMPFILE or linking its file is not supported, a temporary name is used.
 
 Objects are regular files. Links, FIFOs and devices in the directory are skipped, and never opened or followed. The only
 exception is a link in the root itself to a directory outside the root, for a topic that was moved to another disk.
@@ -55,6 +57,11 @@ _NFS_PREFIX = ".nfs0"
 """Prefix of the names to which NFS clients rename open files that are deleted. Such files are not objects."""
 _ONE_MACHINE = {"bcachefs", "btrfs", "ext2", "ext3", "ext4", "f2fs", "jfs", "overlay", "ramfs", "tmpfs", "xfs", "zfs"}
 """Types of file systems that only one host uses, so that name lookups are never stale."""
+_UNNAMED_FILES = {"ext4", "tmpfs", "xfs"}
+"""Types of file systems on which `create` uses O_TMPFILE."""
+_NO_UNNAMED_FILES = {errno.EISDIR, errno.ENOTSUP, errno.EOPNOTSUPP, errno.EINVAL}
+"""Errors of an open() with O_TMPFILE that is not supported in the directory or by the kernel."""
+_OPEN_FILES = "/proc/self/fd/"
 _NO_LINK = {errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK, errno.EXDEV}
 
 
@@ -139,17 +146,22 @@ class LocalStore(FolderStore):
                 )
             self._sync_name(path, key)
             return False
-        fd, temporary = self._temporary(path, key)
+        return self._create_file(path, key, data, unnamed=self._supports_unnamed_files)
+
+    def _create_file(self, path: str, key: str, data: bytes, unnamed: bool) -> bool:
+        fd, temporary = self._temporary(path, key, unnamed=unnamed)
         try:
-            try:
-                _write(fd, data)
-                self._sync(fd)
-            finally:
-                os.close(fd)
+            _write(fd, data)
+            self._sync(fd)
             return self._publish(temporary, path, key)
         except OSError as error:
+            if unnamed and error.errno in (errno.ENOENT, *_NO_LINK):
+                # Another process has deleted the empty directory, which a temporary name prevents, or the system does
+                # not support links to unnamed files.
+                return self._create_file(path, key, data, unnamed=False)
             self._fail(error, "create", key)
         finally:
+            os.close(fd)
             self._unlink(temporary)
 
     def overwrite(self, key: str, parts: Iterable[bytes]) -> None:
@@ -219,6 +231,11 @@ class LocalStore(FolderStore):
     @cached_property
     def hides_names(self) -> bool:
         return mount_and_type(self._path)[1] not in _ONE_MACHINE
+
+    @cached_property
+    def _supports_unnamed_files(self) -> bool:
+        is_possible = hasattr(os, "O_TMPFILE") and os.path.isdir(_OPEN_FILES)
+        return is_possible and mount_and_type(self._path)[1] in _UNNAMED_FILES
 
     def now_ms(self) -> int:
         # Use the modification time of a new file, which on a network file system is the server's time.
@@ -303,17 +320,24 @@ class LocalStore(FolderStore):
     def _fail(self, error: OSError, action: str, key: str, *, may_be_written: bool = False) -> NoReturn:
         raise store_error(error, action, key, self._path, may_be_written=may_be_written) from error
 
-    def _temporary(self, path: str, key: str) -> tuple[int, str]:
+    def _temporary(self, path: str, key: str, *, unnamed: bool = False) -> tuple[int, str]:
         """Create a temporary file next to `path`, and its directory.
 
-        Repeat this if concurrent deletes remove the directory.
+        Repeat this if concurrent deletes remove the directory. If `unnamed` is true, the file has no name if possible.
+        The returned path of an unnamed file is valid until the file is closed.
         """
         folder = os.path.dirname(path)
         temporary = f"{folder}/{temporary_name()}"
         for attempt in range(_ATTEMPTS):
             try:
+                if unnamed:
+                    fd = os.open(folder, os.O_TMPFILE | os.O_WRONLY | os.O_CLOEXEC, 0o666)
+                    return fd, f"{_OPEN_FILES}{fd}"
                 return os.open(temporary, NEW_FILE, 0o666), temporary
             except OSError as error:
+                if unnamed and error.errno in _NO_UNNAMED_FILES:
+                    unnamed = False
+                    continue
                 if attempt == _ATTEMPTS - 1 or not isinstance(error, FileNotFoundError):
                     self._fail(error, "create", key)
                 self._make_folders(folder, key)
@@ -345,14 +369,19 @@ class LocalStore(FolderStore):
 
         Return False if the final name exists.
         """
+        is_unnamed = temporary.startswith(_OPEN_FILES)
         try:
-            os.link(temporary, path)
+            if is_unnamed:
+                # Without a directory, Python links the symbolic link in /proc instead of the file.
+                os.link(temporary, path, src_dir_fd=0, follow_symlinks=True)
+            else:
+                os.link(temporary, path)
         except OSError as error:
-            if os.stat(temporary).st_nlink < 2:
+            if os.stat(temporary).st_nlink < (1 if is_unnamed else 2):
                 if error.errno == errno.EEXIST:
                     self._sync_name(path, key)
                     return False
-                if error.errno in _NO_LINK:
+                if error.errno in _NO_LINK and not is_unnamed:
                     reject_location(
                         self._path, f"it does not support hard links (link() fails: {os.strerror(error.errno)})"
                     )
@@ -407,9 +436,10 @@ class LocalStore(FolderStore):
 
     @staticmethod
     def _unlink(path: str) -> None:
-        """Delete a temporary file that is no longer needed. If this fails, the vacuum deletes it later."""
-        with suppress(OSError):
-            os.unlink(path)
+        """Delete the name of a temporary file that is no longer needed. If this fails, the vacuum deletes it later."""
+        if not path.startswith(_OPEN_FILES):
+            with suppress(OSError):
+                os.unlink(path)
 
     def _sync(self, fd: int) -> None:
         if self._durable:

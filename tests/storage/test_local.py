@@ -32,12 +32,14 @@ class Trace:
         real = {name: getattr(os, name) for name in ("open", "write", "fsync", "link", "unlink", "mkdir", "close")}
 
         def shown(path: Any) -> str:
+            if str(path).startswith("/proc/"):
+                return "UNNAMED"
             name = os.path.relpath(path, root)
             return os.path.join(os.path.dirname(name), "TMP") if os.path.basename(name).startswith("~") else name
 
         def traced_open(path: Any, flags: int, mode: int = 0o777) -> int:
             fd: int = real["open"](path, flags, mode)
-            self.names[fd] = shown(path)
+            self.names[fd] = "UNNAMED" if flags & os.O_TMPFILE == os.O_TMPFILE else shown(path)
             return fd
 
         def on_fd(name: str) -> Any:
@@ -48,9 +50,9 @@ class Trace:
             return call
 
         def on_path(name: str) -> Any:
-            def call(*paths: Any) -> Any:
+            def call(*paths: Any, **options: Any) -> Any:
                 self.calls.append(" ".join([name, *map(shown, paths)]))
-                return real[name](*paths)
+                return real[name](*paths, **options)
 
             return call
 
@@ -61,7 +63,13 @@ class Trace:
             monkeypatch.setattr(os, name, on_path(name))
 
 
+def without_unnamed_files(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Use temporary names, as on a file system that does not support unnamed files."""
+    monkeypatch.setattr(local, "_UNNAMED_FILES", set[str]())
+
+
 def test_a_create_is_durable_before_it_is_acknowledged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    without_unnamed_files(monkeypatch)
     store = LocalStore(tmp_path / "root")
     trace = Trace(monkeypatch, tmp_path)
     assert store.create("t/_log/a", b"x")
@@ -97,6 +105,56 @@ def test_a_create_is_durable_before_it_is_acknowledged(tmp_path: Path, monkeypat
     assert trace.calls == ["fsync root/t/_log"], "who is told 'exists' acts on that object: it must be durable"
 
 
+def test_an_unnamed_file_is_synced_before_it_is_linked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(local, "mount_and_type", lambda path: ("/", "ext4"))
+    store = LocalStore(tmp_path / "root")
+    store.create("t/a", b"x")
+    trace = Trace(monkeypatch, tmp_path)
+    assert store.create("t/b", b"x")
+    assert trace.calls == ["write UNNAMED", "fsync UNNAMED", "link UNNAMED root/t/b", "fsync root/t"]
+    assert store.get("t/b") == b"x"
+    assert not store._create_file(str(tmp_path / "root/t/b"), "t/b", b"y", unnamed=True), "another process was faster"
+    assert store.get("t/b") == b"x"
+    assert sorted(os.listdir(tmp_path / "root/t")) == ["a", "b"]
+
+
+@pytest.mark.parametrize("number", [errno.EISDIR, errno.EOPNOTSUPP, errno.EINVAL])
+def test_a_directory_without_unnamed_files_uses_temporary_names(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    monkeypatch.setattr(local, "mount_and_type", lambda path: ("/", "ext4"))
+    real = os.open
+
+    def unsupported(path: Any, flags: int, mode: int = 0o777) -> int:
+        if flags & os.O_TMPFILE == os.O_TMPFILE:
+            raise OSError(number, os.strerror(number))
+        return real(path, flags, mode)
+
+    monkeypatch.setattr(os, "open", unsupported)
+    store = LocalStore(tmp_path)
+    assert store.create("t/a", b"x")
+    assert store.get("t/a") == b"x"
+    assert os.listdir(tmp_path / "t") == ["a"]
+
+
+def test_a_link_of_an_unnamed_file_that_fails_is_repeated_with_a_temporary_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(local, "mount_and_type", lambda path: ("/", "ext4"))
+    real = os.link
+
+    def only_named(source: str, target: str, **options: Any) -> None:
+        if source.startswith("/proc/"):
+            raise OSError(errno.EXDEV, os.strerror(errno.EXDEV))
+        real(source, target, **options)
+
+    monkeypatch.setattr(os, "link", only_named)
+    store = LocalStore(tmp_path)
+    assert store.create("a", b"x")
+    assert store.get("a") == b"x"
+    assert os.listdir(tmp_path) == ["a"]
+
+
 def test_data_objects_are_durable_before_close_returns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     store = LocalStore(tmp_path)
     store.create("t/append/first", b"")
@@ -109,17 +167,22 @@ def test_data_objects_are_durable_before_close_returns(tmp_path: Path, monkeypat
 
 
 def test_not_durable_skips_fsync_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    without_unnamed_files(monkeypatch)
     store = LocalStore(tmp_path, durable=False)
     trace = Trace(monkeypatch, tmp_path)
     store.create("a", b"x")
     assert trace.calls == ["write TMP", "link TMP a", "unlink TMP"]
 
 
-def test_a_lost_response_of_link_is_detected_by_the_link_count(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("mount_type", ["ext4", "nfs4"])
+def test_a_lost_response_of_link_is_detected_by_the_link_count(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mount_type: str
+) -> None:
+    monkeypatch.setattr(local, "mount_and_type", lambda path: ("/", mount_type))
     real = os.link
 
-    def lossy(source: str, target: str) -> None:
-        real(source, target)
+    def lossy(source: str, target: str, **options: Any) -> None:
+        real(source, target, **options)
         raise FileExistsError(errno.EEXIST, "File exists")
 
     monkeypatch.setattr(os, "link", lossy)
@@ -179,7 +242,7 @@ def test_mounts_of_other_hosts_may_hide_names(
 def test_a_store_without_hard_links_is_rejected_with_its_mount(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
 ) -> None:
-    def no_link(source: str, target: str) -> None:
+    def no_link(source: str, target: str, **options: Any) -> None:
         raise OSError(number, os.strerror(number))
 
     mount = next(folder for folder in (tmp_path, *tmp_path.parents) if os.path.ismount(folder))

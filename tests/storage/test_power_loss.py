@@ -28,7 +28,7 @@ class Disk:
 
         def opened(path: Any, flags: int, mode: int = 0o777) -> int:
             fd = real_open(path, flags, mode)
-            if flags & os.O_CREAT:
+            if flags & os.O_CREAT or flags & os.O_TMPFILE == os.O_TMPFILE:
                 self.contents.pop(os.fstat(fd).st_ino, None)
             return fd
 
@@ -43,7 +43,7 @@ class Disk:
             if os.path.isdir(path):
                 self.names[found.st_ino] = {name: os.stat(os.path.join(path, name)).st_ino for name in os.listdir(path)}
             else:
-                with open(path, "rb") as file:
+                with open(f"/proc/self/fd/{fd}", "rb") as file:
                     self.contents[found.st_ino] = file.read()
 
         monkeypatch.setattr(os, "open", opened)
