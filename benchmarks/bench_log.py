@@ -39,7 +39,8 @@ from sparklog.log.journal.clocks import SYSTEM
 from sparklog.log.journal.documents import INLINE_RECORDS
 from sparklog.log.journal.names import append_path, checkpoint_key, commit_key
 from sparklog.log.state.checkpoint import Checkpoint, encode_checkpoint, write_slice_table
-from sparklog.log.state.commit import APPEND, CREATE, Commit, InlineRecords, decode_commit, encode_commit
+from sparklog.log.state.commit import APPEND, CREATE, Commit, InlineRecords
+from sparklog.log.state.commit_object import decode_commit, encode_commit
 from sparklog.log.state.slice_table import SliceTable, Snapshot
 from sparklog.log.state.slices import INLINE_PATH, FileSlices
 from sparklog.log.state.topic_state import EMPTY

@@ -20,7 +20,7 @@ from sparklog.format.key_hash import HashKey
 from sparklog.format.offset_map import OffsetMap, slot_count
 from sparklog.log.journal.clocks import SYSTEM, Env
 from sparklog.log.read.planned_slices import PlannedSlice, PlannedSlices, count_files
-from sparklog.log.state.commit import COMPACT, Edit
+from sparklog.log.state.commit import COMPACT, Edit, Op
 from sparklog.log.state.configs import TopicConfigs
 from sparklog.log.state.rewrites import Rewrite
 from sparklog.log.state.segments import Segment
@@ -73,7 +73,7 @@ class CleanWork:
     ratio: float  # dirty ratio at the time of the plan
     slots: int | None = None  # number of map slots, or None to use the buffer size of the settings
     env: Env = SYSTEM
-    op: ClassVar[str] = COMPACT
+    op: ClassVar[Op] = COMPACT
 
     @property
     def title(self) -> str:

@@ -36,7 +36,7 @@ from sparklog.log.journal.numbered_objects import READ_AHEAD
 from sparklog.log.read.aborted import aborted_of
 from sparklog.log.read.planned_slices import PlannedSlice, PlannedSlices, count_files
 from sparklog.log.read.slice_files import MissingFile, check_slice, read_range, read_windows
-from sparklog.log.state.commit import MERGE, Edit
+from sparklog.log.state.commit import MERGE, Edit, Op
 from sparklog.log.state.rewrites import Rewrite
 from sparklog.log.state.slices import FileSlices, SliceFlag, with_tier
 from sparklog.log.write.append_output import AppendOutput
@@ -60,7 +60,7 @@ class MergeWork:
     tier: int
     sources: tuple[PlannedSlices, ...]
     env: Env = field(default=SYSTEM, repr=False)
-    op: ClassVar[str] = MERGE
+    op: ClassVar[Op] = MERGE
 
     @property
     def title(self) -> str:

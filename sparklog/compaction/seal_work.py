@@ -31,7 +31,7 @@ from sparklog.format.transaction_index import AbortedTransactions
 from sparklog.log.journal.clocks import SYSTEM, Env
 from sparklog.log.read.fetch import Cursor, FetchedBatches, Fetcher
 from sparklog.log.read.planned_slices import PlannedSlice, PlannedSlices, count_files, joined
-from sparklog.log.state.commit import SEAL, Edit
+from sparklog.log.state.commit import SEAL, Edit, Op
 from sparklog.log.state.configs import TopicConfigs
 from sparklog.log.state.rewrites import Rewrite
 from sparklog.log.state.slice_table import ABORTED
@@ -319,7 +319,7 @@ class SealWork:
     configs: TopicConfigs
     parts: tuple[SealPart, ...]
     env: Env = SYSTEM
-    op: ClassVar[str] = SEAL
+    op: ClassVar[Op] = SEAL
 
     @property
     def title(self) -> str:

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Protocol
 from sparklog.common.units import rates, size_text
 from sparklog.errors import SparklogError
 from sparklog.log.journal.clocks import SYSTEM, Env, reading_clock_ms
+from sparklog.log.state.commit import Op
 from sparklog.log.state.configs import TopicConfigs
 from sparklog.log.state.rewrites import Rewrite
 from sparklog.log.state.root_defaults import ID, RootDefaults
@@ -111,7 +112,7 @@ class Work(Protocol):
     """A picklable work item. `op` is the operation of its commit: MERGE, SEAL or COMPACT."""
 
     @property
-    def op(self) -> str: ...
+    def op(self) -> Op: ...
     @property
     def topic(self) -> str: ...
     @property

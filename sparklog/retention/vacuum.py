@@ -30,7 +30,7 @@ from typing import ClassVar
 from sparklog.errors import Corrupt, NotFound, SparklogError
 from sparklog.log.journal.documents import INLINE_RECORDS
 from sparklog.log.journal.names import APPEND_FOLDER, SEALED_FOLDER, commit_key, commit_path, topic_folder
-from sparklog.log.state.commit import CREATE, MAINTAIN
+from sparklog.log.state.commit import CREATE, MAINTAIN, Op
 from sparklog.log.state.commit_intents import Draft, Nothing
 from sparklog.log.state.configs import MIN_DELETE_DELAY_MS
 from sparklog.log.state.history import History
@@ -64,7 +64,7 @@ class DeleteWork:
     topic: str
     topic_id: str
     keys: tuple[str, ...]
-    op: ClassVar[str] = MAINTAIN
+    op: ClassVar[Op] = MAINTAIN
     partitions: ClassVar[tuple[int, ...]] = ()
 
     @property
@@ -115,7 +115,7 @@ class UpkeepIntent:
         expired = idle_writers(state, self.now_ms)
         if floor is None and not leases and not expired:
             return Nothing("nothing has expired", state.version)
-        return Draft(MAINTAIN, holds=leases, floor=floor, expired=expired)
+        return Draft(MAINTAIN, leases=leases, floor=floor, expired=expired)
 
 
 def idle_writers(state: TopicState, now_ms: int) -> dict[str, int]:
@@ -338,7 +338,7 @@ def unreferenced(topic: Topic) -> tuple[int, int]:
     snapshot = topic.log.snapshot()
     files, _ = _list_data_files(topic.store, topic.name, snapshot.version)
     kept = plan.own_paths(topic.name, snapshot.slices.paths())
-    versions = {lease.version for lease in snapshot.state.holds.values()}
+    versions = {lease.version for lease in snapshot.state.leases.values()}
     if versions:
         history = History(topic.store, topic.name, topic.root.env)
         kept |= plan.own_paths(topic.name, set().union(*(history.at(version).slices.paths() for version in versions)))

@@ -227,7 +227,7 @@ def expired_leases(state: TopicState, now_ms: int, needed: Collection[str] = ())
     """Return the names of expired version leases that are not in `needed`."""
     return [
         name
-        for name, lease in state.holds.items()
+        for name, lease in state.leases.items()
         if lease.expires_ms is not None and lease.expires_ms <= now_ms and name not in needed
     ]
 
@@ -235,7 +235,7 @@ def expired_leases(state: TopicState, now_ms: int, needed: Collection[str] = ())
 def leased_versions(state: TopicState, now_ms: int, needed: Collection[str] = ()) -> set[int]:
     """Return the versions with a lease that has not expired or is in `needed`."""
     expired = expired_leases(state, now_ms, needed)
-    return {lease.version for name, lease in state.holds.items() if name not in expired}
+    return {lease.version for name, lease in state.leases.items() if name not in expired}
 
 
 def abandon_clones(topic: Topic, state: TopicState, now_ms: int) -> frozenset[str]:

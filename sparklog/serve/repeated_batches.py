@@ -17,7 +17,7 @@ from sparklog.errors import Corrupt, NotFound
 from sparklog.format.record_batch import MAX_SEQUENCE, BatchHeader
 from sparklog.log.journal.names import commit_key
 from sparklog.log.read.read_plan import plan_parts
-from sparklog.log.state.commit import decode_commit
+from sparklog.log.state.commit_object import decode_commit
 from sparklog.log.state.range_slices import select_ranges
 from sparklog.log.state.slice_table import Slices, Snapshot
 from sparklog.log.state.slices import SliceFlag

@@ -57,7 +57,7 @@ from sparklog.groups.lag import Groups
 from sparklog.log.journal.documents import INT64_MAX
 from sparklog.log.journal.names import MAX_PARTITIONS, check_topic_name
 from sparklog.log.read.read_plan import plan_parts, read_parts, stored_in
-from sparklog.log.state.commit import APPEND, Commit, Writer
+from sparklog.log.state.commit import APPEND, Commit, WriterBatch
 from sparklog.log.state.commit_intents import CreateIntent
 from sparklog.log.state.history import History
 from sparklog.log.state.range_slices import RangeSlices, select_ranges
@@ -115,7 +115,9 @@ def writer_ids(source: TopicState) -> list[str]:
     return [f"repartition-{source.topic_id}-{partition}" for partition in range(source.partitions)]
 
 
-def copied_by(writers: Mapping[str, Writer] | Mapping[str, WriterEntry], source: TopicState) -> CopyPositions | None:
+def copied_by(
+    writers: Mapping[str, WriterBatch] | Mapping[str, WriterEntry], source: TopicState
+) -> CopyPositions | None:
     """Return the positions that are recorded by the writers of a commit or topic, or None if the writers do not copy
     `source`.
     """
@@ -141,7 +143,7 @@ class Copying:
         be continued.
         """
         source = self.source.state
-        writers = tuple(Writer(TXN, id_, 0, None, 0) for id_ in writer_ids(source))
+        writers = tuple(WriterBatch(TXN, id_, 0, None, 0) for id_ in writer_ids(source))
         intent = CreateIntent(self.root.env.new_id(), self.partitions, source.configs, writers=writers)
         if not self.log.refresh().topic_state.exists:
             try:

@@ -47,7 +47,7 @@ from sparklog.log.journal.entry_log import KEEP_MS, Collected, collect_entries, 
 from sparklog.log.journal.journal import Journal
 from sparklog.log.journal.names import CHECKPOINT_FOLDER, LOG_FOLDER, entry_number, id_folder
 from sparklog.log.journal.seen_state import S
-from sparklog.log.state.commit import Resolved
+from sparklog.log.state.commit import TxnDecision
 from sparklog.log.state.commit_intents import MaintainIntent
 from sparklog.log.state.commit_log import LogState, no_topic
 from sparklog.log.state.slice_table import Snapshot
@@ -66,7 +66,7 @@ def check_not_one_write(transactional_id: str) -> str:
     return transactional_id
 
 
-def resolve_topic(topic: Topic) -> tuple[Resolved, ...]:
+def resolve_topic(topic: Topic) -> tuple[TxnDecision, ...]:
     """Record the outcomes of open transactions in a topic, and abort transactions after their timeout."""
     state = topic.log.state()
     if not state.open:

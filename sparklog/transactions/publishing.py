@@ -21,7 +21,7 @@ from sparklog.limits import DEFAULT_TRANSACTION_TIMEOUT_MS
 from sparklog.log.decisions.decision import init
 from sparklog.log.decisions.expired_ids import ONE_WRITE
 from sparklog.log.journal.clocks import ClockReading
-from sparklog.log.state.commit import TAKEOVER, Writer
+from sparklog.log.state.commit import TAKEOVER, WriterBatch
 from sparklog.log.state.commit_intents import Draft, Nothing, check_topic
 from sparklog.log.state.slice_table import SliceTable
 from sparklog.log.state.slices import content_of
@@ -130,7 +130,7 @@ class TakeOverIntent:
         if entry.run == key.run:
             return Nothing("the topic has recorded the run", state.version)
         epoch = next_epoch(entry, key.run, key.epoch)
-        return Draft(TAKEOVER, writer=Writer(key.mode, key.id, entry.batch, key.run, entry.count, epoch))
+        return Draft(TAKEOVER, writer=WriterBatch(key.mode, key.id, entry.batch, key.run, entry.count, epoch))
 
 
 def in_decisions(root: Root, topic: str, key: WriterKey, count: int) -> bool:

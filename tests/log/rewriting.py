@@ -9,7 +9,7 @@ from crc32c import crc32c
 from sparklog.format.append_file import WrittenSlice, build_index
 from sparklog.format.batch_scan import scan_headers
 from sparklog.log.journal.names import append_path, file_key, sealed_path
-from sparklog.log.state.commit import MERGE, SEAL, Edit, Resolved, Txn
+from sparklog.log.state.commit import MERGE, SEAL, Edit, Txn, TxnDecision
 from sparklog.log.state.commit_intents import MaintainIntent
 from sparklog.log.state.rewrites import Input, Rewrite, RewriteIntent
 from sparklog.log.state.slices import FileSlices
@@ -75,7 +75,7 @@ def resolve(counted_root: CountedRoot, topic: Topic, transactional_id: str, numb
     """Record the outcome of a transaction in the topic."""
     state = topic.log.state()
     versions = tuple(item.version for item in state.open if (item.txn.id, item.txn.n) == (transactional_id, number))
-    resolved = Resolved(transactional_id, number, versions if committed else ())
+    resolved = TxnDecision(transactional_id, number, versions if committed else ())
     topic.log.commit(MaintainIntent(state.topic_id, resolved=(resolved,)))
 
 

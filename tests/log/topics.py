@@ -8,7 +8,8 @@ from dataclasses import replace
 import crc32c
 
 from sparklog.log.journal.names import append_path, sealed_path
-from sparklog.log.state.commit import APPEND, CREATE, Commit, encode_commit
+from sparklog.log.state.commit import APPEND, CREATE, Commit
+from sparklog.log.state.commit_object import encode_commit
 from sparklog.log.state.slice_table import SliceTable
 from sparklog.log.state.slices import FileSlices
 from sparklog.log.state.topic_state import EMPTY, TopicState

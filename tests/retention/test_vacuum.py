@@ -251,7 +251,7 @@ class TestHolds:
         world.advance(DAY_MS)
         assert world.vacuum().ended_leases == ("scan",)
         assert not set(old) & world.files()
-        assert not world.process().topic().log.state().holds
+        assert not world.process().topic().log.state().leases
 
     def test_user_clock_does_not_expire_leases(self) -> None:
         world = VacuumWorld()
@@ -271,7 +271,7 @@ class TestHolds:
         cleaner.topic()
         cleaner.at("create:commit", lambda: world.hold("scan", 3, world.now_ms + DAY_MS))
         world.vacuum(cleaner)
-        assert world.process().topic().log.state().holds["scan"].expires_ms == world.now_ms + DAY_MS
+        assert world.process().topic().log.state().leases["scan"].expires_ms == world.now_ms + DAY_MS
         assert set(old) < world.files()
         world.assert_promises(held={"scan": 3})
 
@@ -293,9 +293,9 @@ class TestHolds:
             cleaner = world.process()
             struck = meanwhile(cleaner, number, take)
             world.vacuum(cleaner)
-            holds = {name: hold.version for name, hold in world.process().topic().log.state().holds.items()}
-            world.assert_promises(held=holds)
-            assert bool(holds) == (set(old) < world.files())
+            leases = {name: lease.version for name, lease in world.process().topic().log.state().leases.items()}
+            world.assert_promises(held=leases)
+            assert bool(leases) == (set(old) < world.files())
             if not struck:
                 break
         assert not struck

@@ -80,7 +80,7 @@ class VacuumWorld(WatchedWorld):
     def hold(self, name: str, version: int | None, expires_ms: int | None = None, topic: str = "t") -> None:
         """Acquire a lease, or release it if `version` is None."""
         hold = None if version is None else VersionLease(version, expires_ms)
-        maintain(topic_of(self.process().root, topic), holds={name: hold})
+        maintain(topic_of(self.process().root, topic), leases={name: hold})
 
     # -- checks
 

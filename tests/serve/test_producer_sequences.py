@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from sparklog.log.state.commit import COMMIT_JSON
+from sparklog.log.state.commit_json import COMMIT_JSON
 from sparklog.log.state.writer_runs import KAFKA_WRITER, KafkaWriterKey, SequenceConflict
 from sparklog.log.topic.appending import write_rows
 from sparklog.log.topic.topic import Topic

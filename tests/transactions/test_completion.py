@@ -17,7 +17,7 @@ from sparklog.limits import Limits
 from sparklog.log.decisions.decision import BY_OWNER
 from sparklog.log.journal.names import commit_key
 from sparklog.log.read.read_plan import read_parts
-from sparklog.log.state.commit import Resolved
+from sparklog.log.state.commit import TxnDecision
 from sparklog.log.state.slice_table import ABORTED, OPEN
 from sparklog.log.state.topic_state import TopicState
 from sparklog.log.state.view import READ_COMMITTED, READ_UNCOMMITTED, OffsetRange
@@ -66,7 +66,7 @@ def test_an_outcome_does_not_apply_to_a_recreated_topic() -> None:
     topic = world.topic("a")
     resolve = topic.root.engine.decisions.resolve
 
-    def slowly(name: str, state: TopicState) -> list[Resolved]:
+    def slowly(name: str, state: TopicState) -> list[TxnDecision]:
         world.root().delete_topic("a")
         world.root().create_topic("a")
         share("second", "new")

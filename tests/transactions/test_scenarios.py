@@ -12,7 +12,7 @@ from __future__ import annotations
 import pytest
 
 from sparklog.errors import Conflict, Fenced
-from sparklog.log.state.commit import Resolved, Txn
+from sparklog.log.state.commit import Txn, TxnDecision
 from sparklog.log.state.commit_intents import MaintainIntent
 from sparklog.log.state.writer_runs import WriterKey
 from sparklog.log.topic.root import topic_of
@@ -50,7 +50,7 @@ class TestJepsen:
         helper = world.topic("a")
         topic_id = helper.log.state().topic_id
         outcome = world.root().engine.decisions.resolve("a", helper.log.state())
-        assert outcome == [Resolved("job", 0)]
+        assert outcome == [TxnDecision("job", 0)]
         second = world.prepare(producer, a=["one"])
         helper.log.commit(MaintainIntent(topic_id, resolved=tuple(outcome)))
         assert world.values_by_topic()["a"] == []

@@ -17,7 +17,7 @@ from typing import ClassVar
 from sparklog.common.settings import as_integer
 from sparklog.errors import BadRequest, Conflict, Fenced, SparklogError, shortened
 from sparklog.log.journal.documents import INT64_MAX
-from sparklog.log.state.commit import TAKEOVER, Writer
+from sparklog.log.state.commit import TAKEOVER, WriterBatch
 from sparklog.log.state.commit_intents import Draft, Nothing, check_topic
 from sparklog.log.state.slice_table import SliceTable
 from sparklog.log.state.topic_state import TopicState
@@ -43,7 +43,7 @@ class StartRunIntent:
             return Nothing("the run is already registered", state.version)
         batch, count = (0, 0) if entry is None else (entry.batch, entry.count)
         epoch = next_epoch(entry, self.run, None)
-        return Draft(TAKEOVER, writer=Writer(TXN, self.writer_id, batch, self.run, count, epoch))
+        return Draft(TAKEOVER, writer=WriterBatch(TXN, self.writer_id, batch, self.run, count, epoch))
 
 
 class TopicSequences:

@@ -30,7 +30,8 @@ from sparklog.log.journal.documents import (
 )
 from sparklog.log.journal.entry_log import ENTRY_MEMBERS, EntryKind, StateEntry
 from sparklog.log.journal.names import MAX_VERSION, TRANSACTIONS_FOLDER, topic_folder
-from sparklog.log.state.commit import CONTENT_JSON, Resolved
+from sparklog.log.state.commit import TxnDecision
+from sparklog.log.state.commit_json import CONTENT_JSON
 from sparklog.log.state.slices import Content
 from sparklog.log.state.writer_runs import WriterEntry, WriterKey, decide, earlier_runs, is_superseded, next_epoch
 
@@ -117,14 +118,14 @@ class Decisions(StateEntry):
         """Return True if this entry contains the outcome of `n`, and False if a COMMIT of `n` may have been pruned."""
         return n == self.newest or self.commit_of(n) is not None
 
-    def resolved(self, topic: str, topic_id: str, n: int) -> Resolved:
+    def resolved(self, topic: str, topic_id: str, n: int) -> TxnDecision:
         """Return the outcome of a decided transaction `n`, in the form in which a topic records an outcome."""
         committed = self.commit_of(n)
         if committed is None:
-            return Resolved(self.id, n)
+            return TxnDecision(self.id, n)
         here = [item.version for item in committed.prepares if (item.topic, item.topic_id) == (topic, topic_id)]
         siblings = {name: version for name, version in sorted(committed.versions().items()) if name != topic}
-        return Resolved(self.id, n, tuple(sorted(here)), siblings)
+        return TxnDecision(self.id, n, tuple(sorted(here)), siblings)
 
     def commits_group(self, n: int, group: str, number: int) -> bool:
         """Return True if the decided transaction `n` commits the offsets that entry `number` of a group prepared."""

@@ -43,7 +43,7 @@ from sparklog.log.journal.entry_log import KEEP_MS, EntryLog, Step
 from sparklog.log.journal.names import commit_key
 from sparklog.log.journal.numbered_objects import EntryRef
 from sparklog.log.journal.seen_state import Advance, RootAccess
-from sparklog.log.state.commit import Resolved, Txn
+from sparklog.log.state.commit import Txn, TxnDecision
 from sparklog.log.state.commit_log import CommitLog
 from sparklog.log.state.slice_table import COMMITTED, ReadLatest, Slices, Snapshot
 from sparklog.log.state.topic_state import Offsets, Prepare, TopicState
@@ -264,7 +264,7 @@ class DecisionLogs:
     def backoff(self) -> Backoff:
         return Backoff(self._root.env)
 
-    def resolve(self, topic: str, topic_state: TopicState) -> list[Resolved]:
+    def resolve(self, topic: str, topic_state: TopicState) -> list[TxnDecision]:
         """Return the outcomes of open transactions, and abort overdue transactions.
 
         If this fails, a later commit retries it.
@@ -419,7 +419,7 @@ def reader_of(store: Store, topic: str) -> ReadLatest:
     return lambda: read_snapshot(logs, log)
 
 
-def with_outcomes(snapshot: Snapshot, outcomes: Sequence[Resolved]) -> Snapshot:
+def with_outcomes(snapshot: Snapshot, outcomes: Sequence[TxnDecision]) -> Snapshot:
     if not outcomes:
         return snapshot
     state = snapshot.state.with_decisions(outcomes)
@@ -461,7 +461,7 @@ def _outdated_topics(raw: Mapping[str, Snapshot], decisions: _ReadDecisions) -> 
 def _outdated_by_merges(
     logs: DecisionLogs,
     raw: Mapping[str, Snapshot],
-    outcomes: Mapping[str, Sequence[Resolved]],
+    outcomes: Mapping[str, Sequence[TxnDecision]],
     decisions: _ReadDecisions,
 ) -> set[str]:
     """Return the topics that have an open transaction whose merged records may be visible in another topic.
@@ -486,7 +486,7 @@ def _outdated_by_merges(
     return outdated
 
 
-def _required_versions(raw: Mapping[str, Snapshot], outcomes: Mapping[str, Sequence[Resolved]]) -> dict[str, int]:
+def _required_versions(raw: Mapping[str, Snapshot], outcomes: Mapping[str, Sequence[TxnDecision]]) -> dict[str, int]:
     """Return the topics whose snapshots are older than a version that another topic or a COMMIT references.
 
     Also return these versions. A COMMIT references several versions of a topic if several jobs wrote to the topic, or
@@ -504,7 +504,7 @@ def _required_versions(raw: Mapping[str, Snapshot], outcomes: Mapping[str, Seque
 
 def _outcomes(
     logs: DecisionLogs, name: str, topic_state: TopicState, decisions: _ReadDecisions, unclear: set[str]
-) -> list[Resolved]:
+) -> list[TxnDecision]:
     """Return the outcomes of a topic's open transactions. An undecided or unclear transaction counts as open.
 
     If a decision was deleted, the topic is added to `unclear`, so that it is read again. If the transaction is then
@@ -520,7 +520,7 @@ def _outcomes(
                 outcomes.append(state.resolved(name, topic_state.topic_id, n))
                 continue
             if state is None and decisions.has_expired.get(key):
-                outcomes.append(Resolved(transactional_id, n))
+                outcomes.append(TxnDecision(transactional_id, n))
                 continue
             if state is None:
                 is_first, decisions.has_expired[key] = key not in decisions.has_expired, log.has_expired(n)

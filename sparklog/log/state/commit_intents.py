@@ -54,9 +54,10 @@ from sparklog.log.state.commit import (
     Changes,
     Commit,
     Edit,
-    Resolved,
+    Op,
+    TxnDecision,
     VersionLease,
-    Writer,
+    WriterBatch,
     features_of,
 )
 from sparklog.log.state.configs import TopicConfigs
@@ -77,7 +78,7 @@ class Draft(Changes):
     `dropped` lists the edits of the intent that no longer apply.
     """
 
-    op: str
+    op: Op
     topic_id: str | None = None
     leader_epoch: int | None = None
     dropped: tuple[Edit, ...] = ()
@@ -188,7 +189,7 @@ class LogStartIntent:
 
     topic_id: str
     log_starts: Mapping[int, int]
-    op: str = DELETE_RECORDS
+    op: Op = DELETE_RECORDS
     needs_table: ClassVar[bool] = False
     repeatable: ClassVar[bool] = True
 
@@ -280,7 +281,7 @@ class CreateIntent:
     partitions: int
     configs: TopicConfigs
     kafka_source: KafkaSource | None = None
-    writers: tuple[Writer, ...] = ()
+    writers: tuple[WriterBatch, ...] = ()
     needs_table: ClassVar[bool] = False
     repeatable: ClassVar[bool] = False
 
@@ -322,37 +323,37 @@ class MaintainIntent:
     """
 
     topic_id: str
-    holds: Mapping[str, VersionLease | None] = field(default_factory=dict)  # leases by name; None releases a lease
+    leases: Mapping[str, VersionLease | None] = field(default_factory=dict)  # by name; None releases a lease
     # the retention floor, which is the minimum version on which files in later commits may be based
     floor: int | None = None
     expired: Mapping[str, int] = field(default_factory=dict)  # idle writers: for each id, the version of its last entry
-    resolved: tuple[Resolved, ...] = ()  # decisions on open transactions
+    resolved: tuple[TxnDecision, ...] = ()  # decisions on open transactions
     needs_table: ClassVar[bool] = False
     repeatable: ClassVar[bool] = True
 
     def draft(self, topic: str, state: TopicState, origin: TopicState, table: SliceTable | None) -> Draft | Nothing:
         check_topic_id(topic, state, self.topic_id)
         floor = self.floor if self.floor is not None and self.floor > state.floor else None
-        holds = self._new_leases(topic, state, state.floor if floor is None else floor)
+        leases = self._new_leases(topic, state, state.floor if floor is None else floor)
         latest = {name: entry.version for name, entry in state.registry.items()}
         expired = {name: version for name, version in self.expired.items() if latest.get(name) == version}
         undecided = {(prepare.txn.id, prepare.txn.n) for prepare in state.open}
         resolved = tuple(item for item in self.resolved if (item.id, item.n) in undecided)
-        if floor is None and not holds and not expired and not resolved:
+        if floor is None and not leases and not expired and not resolved:
             return Nothing("nothing changes", state.version)
-        return Draft(MAINTAIN, holds=holds, floor=floor, expired=expired, resolved=resolved)
+        return Draft(MAINTAIN, leases=leases, floor=floor, expired=expired, resolved=resolved)
 
     def _new_leases(self, topic: str, state: TopicState, floor: int) -> dict[str, VersionLease | None]:
         # A version below the floor can be leased if another lease protects it, because the vacuum does not delete files
         # of versions that are leased in the latest state.
-        leased = {lease.version for lease in state.holds.values()}
-        for name, lease in self.holds.items():
+        leased = {lease.version for lease in state.leases.values()}
+        for name, lease in self.leases.items():
             if lease is not None and lease.version < floor and lease.version not in leased:
                 raise Conflict(
                     f"lease '{name}' requires version {lease.version} of topic '{topic}', which is below the "
                     f"retention floor {floor}; lease a later version"
                 )
-        return {name: lease for name, lease in self.holds.items() if state.holds.get(name) != lease}
+        return {name: lease for name, lease in self.leases.items() if state.leases.get(name) != lease}
 
 
 @dataclass(frozen=True, slots=True)

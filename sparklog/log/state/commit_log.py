@@ -24,7 +24,8 @@ from sparklog.log.state.checkpoint import (
     encode_checkpoint,
     write_slice_table,
 )
-from sparklog.log.state.commit import Commit, Edit, Resolved, decode_commit, embed_commits, encode_commit
+from sparklog.log.state.commit import Commit, Edit, TxnDecision
+from sparklog.log.state.commit_object import decode_commit, encode_commit
 from sparklog.log.state.embedded_commits import (
     RECENT_RECORDS,
     RecentDocuments,
@@ -47,7 +48,7 @@ embedded copies.
 """
 _LOG = logging.getLogger("sparklog.log")
 
-Resolver = Callable[[str, TopicState], Sequence[Resolved]]
+Resolver = Callable[[str, TopicState], Sequence[TxnDecision]]
 """A function that returns the decisions on a topic's open transactions. The next commit records these decisions."""
 
 
@@ -276,7 +277,7 @@ class CommitLog(Journal[LogState, Commit, "Draft"]):
             self._documents.copies_for(commit.version, state.crc, max_commits, max_bytes) if max_commits else None
         )
         if embedded is not None:
-            embed_commits(commit, embedded)
+            commit.embed(embedded)
         return encode_commit(commit)
 
     def _check(self, state: LogState, entry: Commit) -> None:

@@ -98,6 +98,9 @@ def no_effect_reason(name: str) -> str | None:
     return _NAMES.get(plain, _NAMES.get(prefix))
 
 
+INLINE_CONFIG = "inline.records.bytes"
+CARRIED_CONFIG = "carried.commits"
+
 WRITERS = "writers"
 COMPACT = "sparklog compact"
 RETAIN = "sparklog retain"
@@ -134,14 +137,14 @@ _ALL = (
     Setting("compression.type", _CODEC, "producer",
             "Compression codec of appended batches. If set to `producer`, the writer's option `compression.type` is "
             "used, which defaults to zstd. Any other value overrides the writer's option.", "", (WRITERS,)),
-    Setting("inline.records.bytes", int32(0, 1 << 20), 128 << 10,
+    Setting(INLINE_CONFIG, int32(0, 1 << 20), 128 << 10,
             "Maximum size of the encoded records of a commit that are stored inline, in the commit object itself. If "
             "set to 0, records are never stored inline. Each Spark task may contribute up to an eighth of this "
             "size, but at least 16384 bytes. Releases before 0.4 reject topics that were created with a value above "
             "0, or on which such a value was set. Topics that were created by older releases do not use inline "
             "records until this config is set.", "bytes", (WRITERS,),
             "Not in Kafka, because a Kafka log has no commits."),
-    Setting("carried.commits", int32(0, 127), 127,
+    Setting(CARRIED_CONFIG, int32(0, 127), 127,
             "Maximum number of earlier commits that are copied into each commit, so that opening a topic in a bucket "
             "takes few reads. If set to 0, no commits are copied. Releases before 0.9 reject topics that were "
             "created with a value above 0, or on which such a value was set. Topics that were created by older "
@@ -289,8 +292,8 @@ class TopicConfigs:
     defaults: Mapping[str, str] = field(default_factory=dict, compare=False)
 
     max_message_bytes = _Integer("max.message.bytes")
-    inline_records_bytes = _Integer("inline.records.bytes")
-    carried_commits = _Integer("carried.commits")
+    inline_records_bytes = _Integer(INLINE_CONFIG)
+    carried_commits = _Integer(CARRIED_CONFIG)
     index_interval_bytes = _Integer("index.interval.bytes")
     segment_bytes = _Integer("segment.bytes")
     retention_ms = _Integer("retention.ms")

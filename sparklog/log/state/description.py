@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from sparklog.log.state.commit import CARRIED_CONFIG, INLINE_CONFIG
-from sparklog.log.state.configs import CONFIGS, TopicConfigs
+from sparklog.log.state.configs import CARRIED_CONFIG, CONFIGS, INLINE_CONFIG, TopicConfigs
 from sparklog.log.state.kafka_source import KafkaOpen
 from sparklog.log.state.root_defaults import ConfigSynonym, RootDefaults
 from sparklog.log.state.slice_table import Snapshot

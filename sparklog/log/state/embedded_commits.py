@@ -30,7 +30,8 @@ from sparklog.errors import BadRequest, Corrupt
 from sparklog.format.compression import compress, decompress
 from sparklog.format.crc32c import crc32c
 from sparklog.log.journal.names import commit_key
-from sparklog.log.state.commit import MAX_EMBEDDED, Commit, EmbeddedCommits, decode_commit
+from sparklog.log.state.commit import MAX_EMBEDDED, Commit, EmbeddedCommits
+from sparklog.log.state.commit_object import decode_commit
 from sparklog.storage.fork_safety import ForkLock
 from sparklog.storage.store import Store
 
@@ -55,7 +56,7 @@ def commits_to_read(first: int, last: int) -> list[int]:
 
 def encode_embedded(documents: Sequence[bytes]) -> EmbeddedCommits:
     data = compress("zstd", b"".join(documents))
-    return EmbeddedCommits(len(documents), len(data), crc32c(data), data)
+    return EmbeddedCommits(len(data), crc32c(data), data, commits=len(documents))
 
 
 def decode_embedded(embedded: EmbeddedCommits | None) -> list[bytes]:
@@ -74,7 +75,8 @@ def embedded_in(commit: Commit, data: bytes) -> EmbeddedCommits | None:
     embedded = commit.embedded
     if embedded is None:
         return None
-    return EmbeddedCommits(embedded.commits, embedded.nbytes, embedded.crc, data[commit.nbytes : commit.inline_start])
+    data = data[commit.nbytes : commit.inline_start]
+    return EmbeddedCommits(embedded.nbytes, embedded.crc, data, commits=embedded.commits)
 
 
 def with_embedded_copies(topic: str, objects: Mapping[int, tuple[Commit, bytes]], first: int) -> dict[int, Commit]:

@@ -40,7 +40,8 @@ from sparklog.log.journal.names import (
 from sparklog.log.journal.numbered_objects import READ_AHEAD
 from sparklog.log.journal.stored_object import decode_object
 from sparklog.log.state.checkpoint import decode_checkpoint, decode_table
-from sparklog.log.state.commit import MAX_EMBEDDED, Commit, decode_commit
+from sparklog.log.state.commit import MAX_EMBEDDED, Commit
+from sparklog.log.state.commit_object import decode_commit
 from sparklog.log.state.embedded_commits import BLOCK_COMMITS, commits_to_read, verified_chain, with_embedded_copies
 from sparklog.log.state.invariants import check_state
 from sparklog.log.state.slice_table import SliceTable, Snapshot

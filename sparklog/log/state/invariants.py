@@ -14,7 +14,7 @@ from itertools import pairwise
 import numpy as np
 
 from sparklog.errors import BadRequest, Corrupt
-from sparklog.log.state.commit import COPYING_OPS, CREATE, IMPORT, Commit
+from sparklog.log.state.commit import CREATE, IMPORT, Commit
 from sparklog.log.state.slice_table import ABORTED, COMMITTED, OPEN, PLAIN, SliceTable
 from sparklog.log.state.topic_state import TopicState
 
@@ -71,7 +71,7 @@ def log_start_in_range(before: TopicState, commit: Commit, after: TopicState) ->
 
 def slices_above_log_start(before: TopicState, commit: Commit, after: TopicState) -> str | None:
     """Appended slices end above the log start."""
-    if commit.edits and commit.op not in COPYING_OPS:
+    if commit.edits and not commit.may_copy_partitions:
         return None
     for file in commit.files:
         for partition, base, offsets in zip(file.partition, file.base, file.offsets, strict=True):
@@ -88,7 +88,7 @@ def outputs_within_edits(before: TopicState, commit: Commit, after: TopicState) 
     if not commit.edits:
         return "slices are removed without an edit" if commit.remove else None
     # Edits of imports and clones have the ranges of the copied logs, which may contain Kafka's open transactions.
-    stable = after.log_end if commit.op in COPYING_OPS else before.last_stable()
+    stable = after.log_end if commit.may_copy_partitions else before.last_stable()
     spans: dict[int, list[tuple[int, int]]] = {}
     for edit in commit.edits:
         if edit.end > stable[edit.partition]:
@@ -119,7 +119,7 @@ def kafka_transactions_are_known(before: TopicState, commit: Commit, after: Topi
     """Only imports and clones add open Kafka transactions. A commit that ends a transaction appends a marker."""
     if not (after.kafka_open or commit.kafka_open or commit.kafka_ended):
         return None
-    if commit.kafka_open and commit.op not in COPYING_OPS:
+    if commit.kafka_open and not commit.may_copy_partitions:
         return "only an import or a clone can add open Kafka transactions"
     ended = [transaction.ended for transaction in after.kafka_open]
     if len(set(ended)) < len(ended) or any(
@@ -137,8 +137,8 @@ def floor_and_leases_in_range(before: TopicState, commit: Commit, after: TopicSt
     """
     if commit.floor is not None and not before.floor <= commit.floor <= before.version:
         return f"retention floor {commit.floor} must be between {before.floor} and {before.version}"
-    for name, lease in commit.holds.items():
-        if lease is None or any(lease.version == other.version for other in before.holds.values()):
+    for name, lease in commit.leases.items():
+        if lease is None or any(lease.version == other.version for other in before.leases.values()):
             continue
         if not after.floor <= lease.version <= max(before.version, 0):
             return f"version {lease.version} of lease '{name}' must be between {after.floor} and {before.version}"

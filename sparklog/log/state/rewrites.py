@@ -19,7 +19,7 @@ import numpy as np
 
 from sparklog.errors import BadRequest
 from sparklog.format.slice_columns import COMMIT_LISTS
-from sparklog.log.state.commit import Edit, RemovedSlices
+from sparklog.log.state.commit import Edit, Op, RemovedSlices
 from sparklog.log.state.commit_intents import Draft, Nothing, check_floor, check_topic
 from sparklog.log.state.slice_table import SliceTable
 from sparklog.log.state.slices import FileSlices
@@ -50,7 +50,7 @@ class RewriteIntent:
     Merging, sealing and compaction use this intent.
     """
 
-    op: str
+    op: Op
     topic_id: str
     rewrites: tuple[Rewrite, ...]
     files: tuple[FileSlices, ...]

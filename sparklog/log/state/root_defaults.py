@@ -20,8 +20,8 @@ from sparklog.log.journal.documents import TEXT, Document, Member, StoredDocumen
 from sparklog.log.journal.entry_log import ENTRY_MEMBERS, EntryKind, StateEntry
 from sparklog.log.journal.names import MAX_PARTITIONS, ROOT_FOLDER
 from sparklog.log.state.broker_names import BROKER_NAMES, BY_NAME, topic_value
-from sparklog.log.state.commit import CARRIED_CONFIG
 from sparklog.log.state.configs import (
+    CARRIED_CONFIG,
     CONFIGS,
     DEFAULT_CONFIG,
     ROOT_DEFAULT,

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     # Spark read tasks need this module but do not read commits, so workers should not load the modules of commits.
     import pyarrow as pa
 
-    from sparklog.log.state.commit import Commit, RemovedSlices, Resolved
+    from sparklog.log.state.commit import Commit, RemovedSlices, TxnDecision
     from sparklog.log.state.slices import FileSlices
     from sparklog.log.state.topic_state import Offsets, TopicState
     from sparklog.storage.store import Store
@@ -246,7 +246,7 @@ class SliceTable:
             table = _swept(commit.version, tuple(part for part in parts if len(part)), *self.texts)
         return table
 
-    def with_decisions(self, outcomes: Sequence[Resolved]) -> SliceTable:
+    def with_decisions(self, outcomes: Sequence[TxnDecision]) -> SliceTable:
         """Return the table of the same version with these decisions on open transactions applied."""
         parts = tuple(_resolved(part, outcomes) for part in self.parts())
         return SliceTable(self.version, parts, *self.texts)
@@ -355,7 +355,7 @@ def _above(part: Slices, log_start: Offsets) -> Slices:
     return part if keep.all() else part[keep]
 
 
-def _resolved(part: Slices, resolved: Sequence[Resolved]) -> Slices:
+def _resolved(part: Slices, resolved: Sequence[TxnDecision]) -> Slices:
     if not (part.status == OPEN).any():
         return part
     status = part.status.copy()

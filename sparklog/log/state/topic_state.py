@@ -37,18 +37,8 @@ from sparklog.log.journal.documents import (
     wholes,
 )
 from sparklog.log.journal.names import MAX_PARTITIONS
-from sparklog.log.state.commit import (
-    COPYING_OPS,
-    CREATE,
-    DELETE,
-    MAINTAIN,
-    TXN_JSON,
-    VERSION_LEASE_JSON,
-    Commit,
-    Resolved,
-    Txn,
-    VersionLease,
-)
+from sparklog.log.state.commit import CREATE, DELETE, MAINTAIN, Commit, Txn, TxnDecision, VersionLease
+from sparklog.log.state.commit_json import TXN_JSON, VERSION_LEASE_JSON
 from sparklog.log.state.configs import TopicConfigs
 from sparklog.log.state.kafka_source import KAFKA_OPEN_JSON, KAFKA_SOURCE_JSON, KafkaOpen, KafkaSource
 from sparklog.log.state.writer_runs import ENTRY_JSON, WriterEntry, advance
@@ -98,7 +88,7 @@ class TopicState:
     kafka_source: KafkaSource | None = None
     registry: Mapping[str, WriterEntry] = field(default_factory=dict)
     siblings: Mapping[str, int] = field(default_factory=dict)
-    holds: Mapping[str, VersionLease] = field(default_factory=dict)
+    leases: Mapping[str, VersionLease] = field(default_factory=dict)
     floor: int = 0
     clock_ms: int | None = None
     clock_since: int | None = None
@@ -145,7 +135,7 @@ class TopicState:
         """
         return self._last_stable
 
-    def with_decisions(self, decisions: Sequence[Resolved]) -> TopicState:
+    def with_decisions(self, decisions: Sequence[TxnDecision]) -> TopicState:
         """Return the state as if a commit had recorded these decisions.
 
         Readers use this method to apply decisions that have not been recorded yet.
@@ -165,7 +155,7 @@ class TopicState:
         before, changes = self, dict[str, Any]()
         if commit.op in (CREATE, DELETE):
             # Version numbers, leases and the retention floor outlive a topic, because a lease may still need its files.
-            before = EMPTY if self is EMPTY else EMPTY._with({"holds": self.holds, "floor": self.floor})
+            before = EMPTY if self is EMPTY else EMPTY._with({"leases": self.leases, "floor": self.floor})
             changes = {"topic_id": commit.topic_id, "deleted": commit.op == DELETE}
         if commit.op != DELETE:
             changes |= _change(before, commit)
@@ -269,7 +259,7 @@ TOPIC_STATE_JSON = Document(
     Member("kafkaSource", object_of(KAFKA_SOURCE_JSON), optional=True),
     Member("registry", objects_by_text(ENTRY_JSON)),
     Member("siblings", numbers_by_text()),
-    Member("holds", objects_by_text(VERSION_LEASE_JSON)),
+    Member("holds", objects_by_text(VERSION_LEASE_JSON), "leases"),
     Member("floor", whole(0)),
     *members(whole(0), "clockMs", "clockSince", optional=True),
     check=_check_partitions,
@@ -316,7 +306,7 @@ def _log_offsets(state: TopicState, commit: Commit) -> tuple[Offsets, Offsets]:
                     raise Corrupt(f"commit {commit.version} appends to {which}")
                 if end[partition] < base + offsets:
                     end[partition] = base + offsets
-    if commit.op in COPYING_OPS and (commit.edits or commit.log_starts):
+    if commit.may_copy_partitions and (commit.edits or commit.log_starts):
         # A log that Kafka has written, or a clone, may end after its last record.
         end = end.copy()
         for partition, offset in (*((edit.partition, edit.end) for edit in commit.edits), *commit.log_starts.items()):
@@ -325,7 +315,7 @@ def _log_offsets(state: TopicState, commit: Commit) -> tuple[Offsets, Offsets]:
 
 
 def _has_appends(commit: Commit) -> bool:
-    return bool(commit.files) and (not commit.edits or commit.op in COPYING_OPS)
+    return bool(commit.files) and (not commit.edits or commit.may_copy_partitions)
 
 
 def _prepare(commit: Commit, log_end: Offsets) -> tuple[Prepare, ...]:
@@ -403,10 +393,10 @@ def _registry(state: TopicState, commit: Commit) -> Mapping[str, WriterEntry]:
     return registry
 
 
-def _holds(state: TopicState, commit: Commit) -> Mapping[str, VersionLease]:
-    if not commit.holds:
-        return state.holds
-    return {name: lease for name, lease in {**state.holds, **commit.holds}.items() if lease is not None}
+def _leases(state: TopicState, commit: Commit) -> Mapping[str, VersionLease]:
+    if not commit.leases:
+        return state.leases
+    return {name: lease for name, lease in {**state.leases, **commit.leases}.items() if lease is not None}
 
 
 def _floor(state: TopicState, commit: Commit) -> int:
@@ -420,7 +410,7 @@ _UPDATES: Mapping[str, Callable[[TopicState, Commit], object]] = {
     "configs": _configs,
     "kafka_source": _kafka_source,
     "registry": _registry,
-    "holds": _holds,
+    "leases": _leases,
     "floor": _floor,
 }
 """Functions that return the value of a field after a commit to an existing topic. Fields that depend on other fields
@@ -429,7 +419,7 @@ are not included.
 
 
 def _resolve(
-    state: TopicState, prepares: tuple[Prepare, ...], resolved: Sequence[Resolved]
+    state: TopicState, prepares: tuple[Prepare, ...], resolved: Sequence[TxnDecision]
 ) -> tuple[tuple[Prepare, ...], Mapping[str, int]]:
     """Remove decided prepares. If a transaction is committed, add the versions of its other topics to the siblings."""
     if not resolved:

@@ -31,7 +31,8 @@ from sparklog.arguments import INTEGER, NAME
 from sparklog.errors import BadRequest, Conflict, Fenced
 from sparklog.log.journal.clocks import MAX_AHEAD_MS
 from sparklog.log.journal.documents import TEXT, TEXTS, Document, Member, members, whole
-from sparklog.log.state.commit import CONTENT_JSON, Writer
+from sparklog.log.state.commit import WriterBatch
+from sparklog.log.state.commit_json import CONTENT_JSON
 from sparklog.log.state.slices import Content
 
 MAX_EARLIER_RUNS = 4
@@ -84,9 +85,9 @@ class WriterKey:
         if self.replay_mismatch not in ("error", "accept"):
             raise BadRequest(f"replayMismatch must be 'error' or 'accept', found '{self.replay_mismatch}'")
 
-    def writer(self, count: int, entry: WriterEntry | None = None) -> Writer:
+    def writer(self, count: int, entry: WriterEntry | None = None) -> WriterBatch:
         epoch = None if self.run is None else next_epoch(entry, self.run, self.epoch)
-        return Writer(self.mode, self.id, self.batch, self.run, count, epoch, self.content)
+        return WriterBatch(self.mode, self.id, self.batch, self.run, count, epoch, self.content)
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,13 +149,13 @@ class KafkaWriterKey:
     follows: int | None
     count: int
 
-    def writer(self, entry: WriterEntry | None, topic: str) -> Writer:
+    def writer(self, entry: WriterEntry | None, topic: str) -> WriterBatch:
         """Return the commit's entry for this writer. Raises `SequenceConflict` if the topic's entry has changed."""
         if (None if entry is None else entry.batch) != self.follows:
             raise SequenceConflict(
                 f"producer {self.id} of topic '{topic}' has written in the meantime; refresh and retry"
             )
-        return Writer(TXN, self.id, self.batch, None, self.count)
+        return WriterBatch(TXN, self.id, self.batch, None, self.count)
 
 
 class SequenceConflict(Conflict):
@@ -250,7 +251,7 @@ def _check_replay(entry: WriterEntry, key: WriterKey, count: int, target: str) -
     )
 
 
-def advance(entry: WriterEntry | None, writer: Writer, version: int, time_ms: int) -> WriterEntry:
+def advance(entry: WriterEntry | None, writer: WriterBatch, version: int, time_ms: int) -> WriterEntry:
     """Return the entry after a commit by `writer` at this time."""
     if entry is None:
         return WriterEntry(writer.batch, writer.count, version, time_ms, writer.run, (), writer.epoch, writer.content)

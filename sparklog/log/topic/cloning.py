@@ -36,7 +36,7 @@ from sparklog.format.slice_columns import SLICE_COLUMNS
 from sparklog.log.decisions.decision_log import open_transactions, with_outcomes
 from sparklog.log.journal.names import check_topic_name, file_key, is_topic_name, key_topic, topic_folder
 from sparklog.log.journal.numbered_objects import STALE_MS
-from sparklog.log.state.commit import CREATE, MAINTAIN, Edit, Resolved, VersionLease
+from sparklog.log.state.commit import CREATE, MAINTAIN, Edit, TxnDecision, VersionLease
 from sparklog.log.state.commit_intents import DeleteIntent, Draft, MaintainIntent, Nothing
 from sparklog.log.state.history import History
 from sparklog.log.state.slice_table import ABORTED, OPEN, Slices, SliceTable, Snapshot
@@ -89,7 +89,7 @@ class CloneIntent:
         if state.exists:
             number = count(state.partitions, "partition")
             raise Conflict(f"topic '{topic}' already exists, with {number}; choose another name for the clone")
-        if self.version is None and clone_lease_name(topic, self.topic_id) not in state.holds:
+        if self.version is None and clone_lease_name(topic, self.topic_id) not in state.leases:
             raise Conflict(f"the lease of clone '{topic}' ended before the clone was created; retry")
         if self.version is not None and state.version != self.version:
             raise Conflict(
@@ -173,7 +173,7 @@ def _requested_snapshot(root: Root, log: TopicLog, version: int | None, time_ms:
 
 def _check_retained(log: TopicLog, snapshot: Snapshot) -> None:
     state = log.current().topic_state
-    if snapshot.version < state.floor and snapshot.version not in {lease.version for lease in state.holds.values()}:
+    if snapshot.version < state.floor and snapshot.version not in {lease.version for lease in state.leases.values()}:
         raise Conflict(
             f"version {snapshot.version} of topic '{log.topic}' has been vacuumed; choose a version from "
             f"{state.floor} on"
@@ -190,7 +190,7 @@ def _lease(root: Root, log: TopicLog, snapshot: Snapshot, lease_name: str) -> li
     source_lease = clone_lease_name(log.topic, snapshot.state.topic_id)
     owners = {owner for path in snapshot.slices.paths() if path.startswith("/") and (owner := key_topic(path[1:]))}
     for owner in sorted(owners - {log.topic}):
-        lease = root.engine.log(owner).refresh().topic_state.holds.get(source_lease)
+        lease = root.engine.log(owner).refresh().topic_state.leases.get(source_lease)
         if lease is None:
             raise Conflict(
                 f"version {snapshot.version} of topic '{log.topic}' references files of topic '{owner}', whose lease "
@@ -203,7 +203,7 @@ def _lease(root: Root, log: TopicLog, snapshot: Snapshot, lease_name: str) -> li
         for owner, version in versions.items():
             log = root.engine.log(owner)
             topic_id = log.current().topic_state.topic_id
-            log.commit(MaintainIntent(topic_id, holds={lease_name: VersionLease(version, expires_ms)}))
+            log.commit(MaintainIntent(topic_id, leases={lease_name: VersionLease(version, expires_ms)}))
             logs.append(log)
     except SparklogError:
         _release(logs, lease_name)
@@ -215,7 +215,7 @@ def _release(logs: Sequence[TopicLog], lease_name: str) -> None:
     # If this fails, the vacuum ends the leases a day later.
     for log in logs:
         with suppress(SparklogError, OSError):
-            log.commit(MaintainIntent(log.refresh().topic_state.topic_id, holds={lease_name: None}))
+            log.commit(MaintainIntent(log.refresh().topic_state.topic_id, leases={lease_name: None}))
 
 
 def _decided(log: TopicLog, snapshot: Snapshot) -> Snapshot:
@@ -223,7 +223,7 @@ def _decided(log: TopicLog, snapshot: Snapshot) -> Snapshot:
     if not undecided:
         return snapshot
     latest = log.refresh().topic_state
-    resolved: list[Resolved] = []
+    resolved: list[TxnDecision] = []
     for _, commit in History(log.store, log.topic, log.env).walk(snapshot.state, latest.version):
         # If a transaction also has slices after the snapshot, the clone would contain only a part of it.
         ended = [item for item in commit.resolved if max(item.committed, default=0) <= snapshot.version]
@@ -319,13 +319,13 @@ class AbandonCloneIntent:
             return Nothing("nothing changes", state.version)
         record = {f"{_GIVEN_UP}:{self.topic_id}": VersionLease(max(state.version, 0), self.now_ms)}
         if state.version < 0:
-            return Draft(CREATE, topic_id=self.topic_id, leader_epoch=0, partitions=1, holds=record)
-        return Draft(MAINTAIN, holds=record)
+            return Draft(CREATE, topic_id=self.topic_id, leader_epoch=0, partitions=1, leases=record)
+        return Draft(MAINTAIN, leases=record)
 
 
 def is_clone_abandoned(state: TopicState, topic_id: str) -> bool:
     """Return True if the log of a clone's name records that the clone with this topic id was abandoned."""
-    return f"{_GIVEN_UP}:{topic_id}" in state.holds
+    return f"{_GIVEN_UP}:{topic_id}" in state.leases
 
 
 def references_files_of(

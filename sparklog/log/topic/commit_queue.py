@@ -138,7 +138,7 @@ class CommitQueue:
             log.store,
             log.topic,
             append.files,
-            max_inline_bytes=append.max_inline_bytes,
+            max_inline_bytes=target.inline_bytes if append.may_inline else 0,
             new_path=lambda: append_path(state.version, log.env.new_id()),
         )
         now_ms = log.env.wall_ms()

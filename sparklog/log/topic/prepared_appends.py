@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import islice
+from itertools import chain, islice
 
 from sparklog.log.state.commit import Commit, Txn
 from sparklog.log.state.slices import INLINE_PATH, FileSlices
@@ -36,11 +36,6 @@ class PreparedAppend:
     is_optimistic: bool = False
 
     @property
-    def max_inline_bytes(self) -> int:
-        """The maximum size of the inline records in the commit."""
-        return self.target.inline_bytes if self.may_inline else 0
-
-    @property
     def needs_own_commit(self) -> bool:
         """True if the append must be the only append in its commit.
 
@@ -48,7 +43,11 @@ class PreparedAppend:
         records applies to all of its files. If an append has no records, a commit may not be needed.
         """
         has_own_fields = self.writer is not None or self.txn is not None or bool(self.kafka_writers)
-        return has_own_fields or not self.may_inline or not any(any(file.records) for file in self.files)
+        return has_own_fields or not self.may_inline or self.records == 0
+
+    @property
+    def records(self) -> int:
+        return sum([sum(file.records) for file in self.files])
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,35 +84,42 @@ class AppendGroup:
         if not commit.files:
             note = "the batch was replayed; only the new run was recorded"
             return [AppendOutcome(commit.version, {}, {}, 0, True, note, commit.commit_id)]
-        slices = {file.path: zip(file.partition, file.base, file.offsets, strict=True) for file in commit.files}
+        if len(self.appends) == 1:
+            return [_outcome(commit, chain.from_iterable(map(_slices, commit.files)), self.appends[0])]
+        slices = {file.path: _slices(file) for file in commit.files}
         paths = {file.path for append in self.appends for file in append.files}
         # The inline files of all appends were joined, in append order, to one file that has another path.
         inline_path = next(iter(slices.keys() - paths), INLINE_PATH)
-        return [_outcome(commit, slices, inline_path, append.files) for append in self.appends]
+        outcomes = []
+        for append in self.appends:
+            parts = (islice(slices[file.path or inline_path], len(file)) for file in append.files if file.partition)
+            outcomes.append(_outcome(commit, chain.from_iterable(parts), append))
+        return outcomes
 
 
 def append_groups(appends: Sequence[PreparedAppend]) -> list[AppendGroup]:
-    """Divide appends into as few groups as possible, in order."""
-    groups = list[AppendGroup]()
-    for append in appends:
-        if groups and groups[-1].accepts(append):
+    """Divide one or more appends into as few groups as possible, in order."""
+    first, *others = appends
+    groups = [AppendGroup((first,))]
+    for append in others:
+        if groups[-1].accepts(append):
             groups[-1] = AppendGroup((*groups[-1].appends, append))
         else:
             groups.append(AppendGroup((append,)))
     return groups
 
 
-def _outcome(
-    commit: Commit, slices: Mapping[str, Iterator[Slice]], inline_path: str, files: Sequence[FileSlices]
-) -> AppendOutcome:
-    """Return the outcome of an append, given the slices by path that follow the slices of the previous appends."""
+def _slices(file: FileSlices) -> Iterator[Slice]:
+    return zip(file.partition, file.base, file.offsets, strict=True)
+
+
+def _outcome(commit: Commit, slices: Iterable[Slice], append: PreparedAppend) -> AppendOutcome:
+    """Return the outcome of an append, given its slices in the commit."""
     base = dict[int, int]()
     end = dict[int, int]()
-    for file in files:
-        if not file.partition:
-            continue
-        for partition, first, offsets in islice(slices[file.path or inline_path], len(file)):
-            base.setdefault(partition, first)
-            end[partition] = first + offsets
-    records = sum([sum(file.records) for file in files])
-    return AppendOutcome(commit.version, base, end, records, commit_id=commit.commit_id, time_ms=commit.created_ms)
+    for partition, first, offsets in slices:
+        base.setdefault(partition, first)
+        end[partition] = first + offsets
+    return AppendOutcome(
+        commit.version, base, end, append.records, commit_id=commit.commit_id, time_ms=commit.created_ms
+    )

@@ -125,7 +125,7 @@ class VersionLeases:
     def _commit(self, name: str, lease: VersionLease | None) -> None:
         log = self.root.engine.log(name)
         # The cut may contain later versions than the root has read.
-        log.commit(MaintainIntent(log.refresh().topic_state.topic_id, holds={self.name: lease}))
+        log.commit(MaintainIntent(log.refresh().topic_state.topic_id, leases={self.name: lease}))
 
 
 def plan_backup(root: Root, target: Store, *, topics: Collection[str] | None = None) -> Plan:

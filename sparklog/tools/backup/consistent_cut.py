@@ -40,7 +40,8 @@ from sparklog.log.journal.chain import EntryChain, EntrySpan
 from sparklog.log.journal.clocks import reading_clock_ms
 from sparklog.log.journal.entry_log import E, EntryKind
 from sparklog.log.journal.names import commit_key, entry_number, list_entries, topic_names
-from sparklog.log.state.commit import Commit, decode_commit
+from sparklog.log.state.commit import Commit
+from sparklog.log.state.commit_object import decode_commit
 from sparklog.log.state.slice_table import COMMITTED, SliceTable, Snapshot
 from sparklog.log.state.topic_state import EMPTY, TopicState
 from sparklog.log.topic.backup_manifest import DamagedJournal

@@ -33,7 +33,7 @@ from sparklog.log.journal import names as naming
 from sparklog.log.journal.chain import EntryChain, EntrySpan
 from sparklog.log.journal.clocks import latest_at
 from sparklog.log.journal.entry_log import E, EntryKind
-from sparklog.log.state.commit import MAINTAIN, Commit, Resolved
+from sparklog.log.state.commit import MAINTAIN, Commit, TxnDecision
 from sparklog.log.state.commit_intents import Draft
 from sparklog.log.state.history import History
 from sparklog.log.state.slice_table import Slices, SliceTable, Snapshot, Texts
@@ -301,7 +301,7 @@ def restored_snapshot(snapshot: Snapshot, store: Store, names: Mapping[str, str]
     columns["read_version"] = np.minimum(rows.read_version, version)
     slices = Slices(columns, paths, rows.txn_ids)
     table = SliceTable(version, (slices,) if len(slices) else (), paths, rows.txn_ids)
-    state = replace(snapshot.state, holds={}, siblings=_siblings(snapshot.state.siblings, names))
+    state = replace(snapshot.state, leases={}, siblings=_siblings(snapshot.state.siblings, names))
     return Snapshot(names[snapshot.topic], store, state, table)
 
 
@@ -323,7 +323,7 @@ def first_commit(
     time_ms: int,
 ) -> Commit:
     """Return the commit after the restored version. `topic` is the name in the source."""
-    resolved: list[Resolved] = []
+    resolved: list[TxnDecision] = []
     for transactional_id, n in open_transactions(topic_state):
         state = decisions.get(transactional_id)
         if state is not None and state.is_decided(n):

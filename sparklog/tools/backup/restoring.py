@@ -39,7 +39,7 @@ from sparklog.log.journal.documents import (
     whole,
 )
 from sparklog.log.journal.entry_log import E, EntryKind
-from sparklog.log.state.commit import decode_commit, encode_commit
+from sparklog.log.state.commit_object import decode_commit, encode_commit
 from sparklog.log.state.history import History
 from sparklog.log.state.invariants import check_commit, check_state
 from sparklog.log.state.root_defaults import DEFAULTS, ID

@@ -33,7 +33,7 @@ from sparklog.errors import Corrupt
 from sparklog.format import checkpoint_files
 from sparklog.format.append_file import WrittenSlice, read_footer
 from sparklog.log.journal.documents import checksum_holds, document_of
-from sparklog.log.state.commit import has_inline_records
+from sparklog.log.state.commit_object import has_inline_records
 from sparklog.tools.inspection import dump_index
 from sparklog.tools.inspection.dump_batches import LogOptions, OffsetGaps, log_rows
 from sparklog.tools.inspection.dump_index import GAP, Findings, IndexOptions

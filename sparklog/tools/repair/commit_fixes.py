@@ -18,7 +18,8 @@ from collections.abc import Mapping
 from sparklog.errors import BadRequest, Corrupt, NotFound
 from sparklog.log.journal.documents import document_of
 from sparklog.log.journal.names import LOG_FOLDER, commit_key, entry_number, entry_numbers, key_topic
-from sparklog.log.state.commit import Commit, decode_commit
+from sparklog.log.state.commit import Commit
+from sparklog.log.state.commit_object import decode_commit
 from sparklog.log.state.embedded_commits import (
     BLOCK_COMMITS,
     decode_embedded,

@@ -29,7 +29,7 @@ from sparklog.log.journal.chain import list_numbers
 from sparklog.log.journal.clocks import Env
 from sparklog.log.journal.documents import document_of, following
 from sparklog.log.state.checkpoint import Checkpoint, decode_checkpoint, encode_checkpoint, slice_table
-from sparklog.log.state.commit import decode_commit
+from sparklog.log.state.commit_object import decode_commit
 from sparklog.log.state.history import History
 from sparklog.log.state.root_defaults import DEFAULTS
 from sparklog.log.state.root_defaults import ID as DEFAULTS_ID

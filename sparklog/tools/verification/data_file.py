@@ -34,7 +34,7 @@ from sparklog.format.key_filter import decode_filters
 from sparklog.format.slice_columns import WRITTEN
 from sparklog.limits import Limits
 from sparklog.log.journal.names import filter_path, is_commit
-from sparklog.log.state.commit import MAINTAIN
+from sparklog.log.state.commit import MAINTAIN, Op
 from sparklog.log.state.slices import SliceFlag
 from sparklog.log.topic.inventory import ReferencedFile, SliceClaim
 from sparklog.maintenance.work_items import Progress, WorkResult, silent
@@ -236,7 +236,7 @@ class VerifyWork:
     topic: str
     topic_id: str
     files: tuple[ReferencedFile, ...]
-    op: str = MAINTAIN
+    op: Op = MAINTAIN
     partitions: tuple[int, ...] = ()
 
     @property

@@ -25,7 +25,8 @@ from sparklog.format.slice_columns import COLUMN_TYPES
 from sparklog.log.journal.names import checkpoint_key, checkpoint_prefix, commit_key, file_key
 from sparklog.log.journal.stored_object import read_object
 from sparklog.log.state.checkpoint import Checkpoint, decode_checkpoint, decode_table
-from sparklog.log.state.commit import Commit, Resolved, decode_commit
+from sparklog.log.state.commit import Commit, TxnDecision
+from sparklog.log.state.commit_object import decode_commit
 from sparklog.log.state.embedded_commits import BLOCK_COMMITS, decode_embedded, embedded_in
 from sparklog.log.state.history import History, start_after_last_gap
 from sparklog.log.state.invariants import check_commit, check_state
@@ -86,7 +87,7 @@ class Outcome(NamedTuple):
 
     version: int
     topic_id: str
-    resolved: Resolved
+    resolved: TxnDecision
 
 
 class TopicPrepare(NamedTuple):
@@ -398,7 +399,7 @@ class _Replay:
     def _leased_versions(self, state: TopicState) -> set[int]:
         # A clone's lease remains in effect for as long as the clone needs it, even after the lease has expired.
         return leased_versions(
-            state, self.now_ms, [name for name in state.holds if clone_of_lease_name(name) is not None]
+            state, self.now_ms, [name for name in state.leases if clone_of_lease_name(name) is not None]
         )
 
     def _has_shrunk(self) -> bool:

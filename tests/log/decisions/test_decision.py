@@ -17,7 +17,7 @@ from sparklog.log.decisions.decision import (
     PreparedGroup,
 )
 from sparklog.log.journal.names import check_id, id_folder, transactions_prefix
-from sparklog.log.state.commit import Resolved
+from sparklog.log.state.commit import TxnDecision
 from sparklog.log.state.writer_runs import WriterKey
 
 A1 = Prepared("a", "id-a", 1, "c1")
@@ -102,15 +102,15 @@ def test_a_new_instance_aborts_the_open_transaction_and_fences_the_old_instance(
 
 def test_topics_record_the_prepares_of_the_commit() -> None:
     state = committed(started(), 0, A1, A2, B7)
-    assert state.resolved("a", "id-a", 0) == Resolved("t", 0, (1, 2), {"b": 7})
-    assert state.resolved("b", "id-b", 0) == Resolved("t", 0, (7,), {"a": 2})
+    assert state.resolved("a", "id-a", 0) == TxnDecision("t", 0, (1, 2), {"b": 7})
+    assert state.resolved("b", "id-b", 0) == TxnDecision("t", 0, (7,), {"a": 2})
     assert state.resolved("b", "re-created", 0).committed == ()
     assert state.resolved("c", "id-c", 0).committed == ()
     assert not state.is_known_aborted(0)
     aborted = decision.abort(state, 1, decision.BY_OWNER)
     assert aborted is not None
     assert aborted.is_known_aborted(1)
-    assert aborted.resolved("a", "id-a", 1) == Resolved("t", 1)
+    assert aborted.resolved("a", "id-a", 1) == TxnDecision("t", 1)
 
 
 def test_recorded_prepares_are_committed_and_replaced_per_part() -> None:

@@ -17,8 +17,7 @@ import pytest
 from sparklog.log.journal import numbered_objects
 from sparklog.log.journal.numbered_objects import Expected, NumberedObjects
 from sparklog.log.journal.seen_state import Advance
-from sparklog.log.state import commit_log
-from sparklog.log.topic import defaults
+from sparklog.storage import parallel_reads
 from sparklog.storage.memory import MemoryStore
 from sparklog.storage.store import Store
 from tests.log.simulation.seeds import LOG
@@ -33,7 +32,7 @@ R = TypeVar("R")
 @pytest.fixture(autouse=True)
 def _round_trips(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(MemoryStore, "parallel_reads", 16)
-    for module in (numbered_objects, commit_log, defaults):
+    for module in (numbered_objects, parallel_reads):
         monkeypatch.setattr(module, "map_requests", in_any_order)
 
 

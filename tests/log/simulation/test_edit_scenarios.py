@@ -11,7 +11,7 @@ from sparklog.errors import BadRequest, Conflict
 from sparklog.log.journal import documents
 from sparklog.log.journal.names import append_path
 from sparklog.log.state import commit_intents
-from sparklog.log.state.commit import COMPACT, MERGE, Edit, Resolved, Txn
+from sparklog.log.state.commit import COMPACT, MERGE, Edit, Txn, TxnDecision
 from sparklog.log.state.commit_intents import MaintainIntent
 from sparklog.log.state.commit_log import CommitResult
 from sparklog.log.state.rewrites import Input, Rewrite, RewriteIntent
@@ -219,7 +219,7 @@ class TestTransactions:
         world = WatchedWorld()
         owner, helper = world.process(), world.process()
         first = self.prepare(owner, 1, {0: 2})
-        marker = MaintainIntent(owner.topic().log.state().topic_id, resolved=(Resolved("tx", 1, (first,)),))
+        marker = MaintainIntent(owner.topic().log.state().topic_id, resolved=(TxnDecision("tx", 1, (first,)),))
         late = helper.topic()
 
         def owner_goes_on() -> None:
@@ -237,7 +237,7 @@ class TestTransactions:
         owner, zombie = world.process(), world.process()
         named = self.prepare(owner, 1, {0: 2})
         self.prepare(zombie, 1, {0: 2})
-        maintain(world.process().topic(), resolved=(Resolved("tx", 1, (named,)),))
+        maintain(world.process().topic(), resolved=(TxnDecision("tx", 1, (named,)),))
         assert self.statuses(world) == [COMMITTED, ABORTED]
         assert world.process().topic().log.state().last_stable().tolist() == [4, 0]
 
@@ -250,7 +250,7 @@ class TestTransactions:
         assert world.process().topic().log.state().last_stable().tolist() == [1, 2]
         world.commits(6)
         assert world.process().topic().log.state().last_stable().tolist() == [1, 2], "a checkpoint keeps what is open"
-        maintain(world.process().topic(), resolved=(Resolved("tx", 1, ()),))
+        maintain(world.process().topic(), resolved=(TxnDecision("tx", 1, ()),))
         assert world.process().topic().log.state().last_stable().tolist() == [10, 2]
         rows = world.process().topic().log.snapshot().slices.all()
         assert rows.status[rows.prepare_version == version].tolist() == [ABORTED]

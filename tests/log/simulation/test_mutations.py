@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -11,18 +10,18 @@ import pytest
 
 from sparklog.errors import Unavailable
 from sparklog.log.journal import journal, numbered_objects
+from sparklog.log.journal.names import is_commit
 from sparklog.log.journal.numbered_objects import NumberedObjects
 from sparklog.log.state import (
     append_offsets,
     checkpoint,
-    commit,
     commit_intents,
     commit_log,
+    commit_object,
     embedded_commits,
     rewrites,
 )
 from sparklog.log.state.commit import CREATE, Commit, RemovedSlices
-from sparklog.log.state.slices import INLINE_PATH, FileSlices
 from sparklog.log.state.topic_state import TopicState
 from sparklog.log.state.writer_runs import BatchDecision, WriterEntry, WriterKey
 from sparklog.testing import faulty_store
@@ -152,19 +151,26 @@ def features_are_forgotten(patch: Patch) -> None:
 def a_lost_race_keeps_the_path(patch: Patch) -> None:
     """Records in a commit are named by the number of the first attempt."""
     paths: dict[tuple[int, ...], str] = {}
-    real = commit._locate_inline_file
+    real = commit_object._locate_inline_file
 
-    def first(files: Sequence[FileSlices], path: str, start: int) -> None:
-        (inline,) = [file for file in files if file.path == INLINE_PATH]
-        real(files, paths.setdefault(inline.crc, path), start)
+    def first(commit: Commit) -> None:
+        real(commit)
+        (inline,) = [file for file in commit.files if is_commit(file.path)]
+        inline.path = paths.setdefault(inline.crc, inline.path)
 
-    patch.setattr(commit, "_locate_inline_file", first)
+    patch.setattr(commit_object, "_locate_inline_file", first)
 
 
 def positions_count_from_the_tail(patch: Patch) -> None:
     """Slices in a commit are looked for where its document is."""
-    real = commit._locate_inline_file
-    patch.setattr(commit, "_locate_inline_file", lambda files, path, start: real(files, path, 0))
+    real = commit_object._locate_inline_file
+
+    def shifted(commit: Commit) -> None:
+        real(commit)
+        (inline,) = [file for file in commit.files if is_commit(file.path)]
+        inline.position = tuple(position - commit.inline_start for position in inline.position)
+
+    patch.setattr(commit_object, "_locate_inline_file", shifted)
 
 
 def what_a_listing_shows(patch: Patch) -> None:
@@ -183,7 +189,7 @@ def what_a_listing_shows(patch: Patch) -> None:
 
 def no_feature_for_copies(patch: Patch) -> None:
     """A commit that carries documents does not say so: older software would take it for damage."""
-    patch.setattr(commit_log, "embed_commits", lambda made, embedded: setattr(made, "embedded", embedded))
+    patch.setattr(Commit, "embed", lambda commit, embedded: setattr(commit, "embedded", embedded))
     real = commit_intents.features_of
     patch.setattr(commit_intents, "features_of", lambda changes, op: real(changes, op) if op == CREATE else ())
 

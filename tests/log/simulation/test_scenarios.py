@@ -147,9 +147,9 @@ class TestUploadFloor:
         self.raise_floor(world, 3)
         topic = world.process().topic()
         with pytest.raises(Conflict, match="below the retention floor"):
-            maintain(topic, holds={"clone": VersionLease(2)})
-        maintain(topic, holds={"clone": VersionLease(3)})
-        assert topic.log.state().holds == {"clone": VersionLease(3)}
+            maintain(topic, leases={"clone": VersionLease(2)})
+        maintain(topic, leases={"clone": VersionLease(3)})
+        assert topic.log.state().leases == {"clone": VersionLease(3)}
 
 
 class TestRegistry:

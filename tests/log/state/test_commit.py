@@ -13,19 +13,18 @@ from hypothesis import strategies as st
 from sparklog.errors import BadRequest, Corrupt
 from sparklog.log.journal.documents import peek_commit_id
 from sparklog.log.state.commit import (
-    COMMIT_JSON,
     MERGE,
     OPS,
     Commit,
     Edit,
     RemovedSlices,
-    Resolved,
     Txn,
+    TxnDecision,
     VersionLease,
-    Writer,
-    decode_commit,
-    encode_commit,
+    WriterBatch,
 )
+from sparklog.log.state.commit_json import COMMIT_JSON
+from sparklog.log.state.commit_object import decode_commit, encode_commit
 from sparklog.log.state.kafka_source import ImportedEnd, KafkaEnded, KafkaOpen, KafkaSource
 from sparklog.log.state.slices import FileSlices
 from tests.log.topics import file_of, output_of
@@ -41,8 +40,8 @@ FULL = Commit(
     time_ms=1_700_000_000_000,
     leader_epoch=3,
     op=MERGE,
-    writer=Writer("stream", "query", 7, "run", 20),
-    writers=(Writer("txn", "kafka-producer-7-0", 4, None, 5),),
+    writer=WriterBatch("stream", "query", 7, "run", 20),
+    writers=(WriterBatch("txn", "kafka-producer-7-0", 4, None, 5),),
     files=(
         file_of([(0, 5), (2, 1)], read_version=41, name="abc", flags=1).with_base((10, 0)),
         output_of(1, 30, 40, records=4, read_version=40),
@@ -54,11 +53,11 @@ FULL = Commit(
     partitions=12,
     previous_partition_counts=(4, 6),
     txn=Txn("Bestellung/ä", 5, {"payments": 17}, 60_000),
-    resolved=(Resolved("t", 4, (38, 39), {"payments": 16}), Resolved("u", 1)),
+    resolved=(TxnDecision("t", 4, (38, 39), {"payments": 16}), TxnDecision("u", 1)),
     kafka_open=(KafkaOpen(1, 1000, 3, 31, 40), KafkaOpen(1, 1002, 0, 32, 40, "ä", 60_000, 17, "commit")),
     kafka_ended=(KafkaEnded(0, 1001),),
     kafka_source=KafkaSource("dGhpcyBpcyBhbiBpZCwga", {2: ImportedEnd(9, 7, 99, 3), 0: ImportedEnd(5)}),
-    holds={"backup": VersionLease(40, 1_800_000_000_000), "clone": None},
+    leases={"backup": VersionLease(40, 1_800_000_000_000), "clone": None},
     floor=30,
     expired={"old": 12},
     clock_ms=1_699_999_000_000,
@@ -245,7 +244,7 @@ def files(draw: st.DrawFn) -> FileSlices:
 @examples(20, 60)
 @given(
     files=st.lists(files(), max_size=3).map(tuple),
-    writer=st.none() | st.builds(Writer, names, names, numbers, st.none() | names, numbers),
+    writer=st.none() | st.builds(WriterBatch, names, names, numbers, st.none() | names, numbers),
     log_starts=st.dictionaries(st.integers(0, 99_999), numbers, max_size=3),
     configs=st.dictionaries(names, st.none() | st.text(max_size=10), max_size=3),
     txn=st.none() | st.builds(Txn, names, numbers, st.dictionaries(names, numbers, max_size=2), st.none() | numbers),

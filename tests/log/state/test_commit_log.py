@@ -14,7 +14,8 @@ from sparklog.limits import Limits
 from sparklog.log.journal import documents
 from sparklog.log.journal.clocks import SYSTEM
 from sparklog.log.journal.names import commit_key
-from sparklog.log.state.commit import TAKEOVER, Resolved, Txn, VersionLease, decode_commit, encode_commit
+from sparklog.log.state.commit import TAKEOVER, Txn, TxnDecision, VersionLease
+from sparklog.log.state.commit_object import decode_commit, encode_commit
 from sparklog.log.state.invariants import check_state
 from sparklog.log.state.writer_runs import WriterKey
 from sparklog.log.topic.root import open_root
@@ -461,10 +462,10 @@ def test_commit_time_increases_when_a_clock_is_behind() -> None:
 def test_every_commit_records_decisions(monkeypatch: pytest.MonkeyPatch) -> None:
     world, store, _, _ = setup()
     root = world.root(store)
-    decided: list[Resolved] = []
+    decided: list[TxnDecision] = []
     asked: list[int] = []
 
-    def resolve(topic: str, state: object) -> Sequence[Resolved]:
+    def resolve(topic: str, state: object) -> Sequence[TxnDecision]:
         asked.append(len(decided))
         return tuple(decided)
 
@@ -472,7 +473,7 @@ def test_every_commit_records_decisions(monkeypatch: pytest.MonkeyPatch) -> None
     topic = root.topic("t")
     publish(topic, 3, txn=Txn("t", 1))
     assert topic.log.state().last_stable().tolist() == [0, 0]
-    decided.append(Resolved("t", 1, (1,)))
+    decided.append(TxnDecision("t", 1, (1,)))
     publish(topic, 2, name="y")
     publish(topic, 2, name="z")
     assert topic.log.state().last_stable().tolist() == [7, 0]
@@ -562,7 +563,7 @@ def test_threads_share_a_topic(tmp_path: Path) -> None:
 def test_a_commit_that_readers_would_reject_is_not_written() -> None:
     topic = open_root(MemoryStore(SYSTEM.wall_ms), create=True).create_topic("orders")
     with pytest.raises(Corrupt, match="expiresMs"):
-        maintain(topic, holds={"clone": VersionLease(0, -5)})
+        maintain(topic, leases={"clone": VersionLease(0, -5)})
     assert topic.log.state().version == 0
     assert [info.key for info in topic.store.list("orders/_log/")] == [commit_key("orders", 0)]
 

@@ -10,7 +10,8 @@ import pytest
 
 from sparklog.errors import Conflict
 from sparklog.log.journal.documents import Fields
-from sparklog.log.state.commit import WRITER_JSON, Writer
+from sparklog.log.state.commit import WriterBatch
+from sparklog.log.state.commit_json import WRITER_JSON
 from sparklog.log.state.slices import Content, content_of
 from sparklog.log.state.writer_runs import WriterKey
 from sparklog.log.topic.topic import Topic
@@ -85,7 +86,7 @@ def test_content_with_another_partition_count_is_not_comparable(topic: Topic) ->
 
 def test_content_is_stored_in_three_optional_fields(topic: Topic) -> None:
     whole = content(topic, ROWS)
-    writer = Writer("stream", "q", 1, None, 2)
+    writer = WriterBatch("stream", "q", 1, None, 2)
     known = replace(writer, epoch=4, content=whole)
     first, stored = WRITER_JSON.to_json(writer), WRITER_JSON.to_json(known)
     assert stored == {**first, "epoch": 4, "bytes": whole.nbytes, "layout": whole.layout}

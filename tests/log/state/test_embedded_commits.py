@@ -16,7 +16,8 @@ from sparklog.log.journal.documents import CARRIED_COMMITS, check_stored, docume
 from sparklog.log.journal.names import checkpoint_key, commit_key
 from sparklog.log.journal.numbered_objects import NumberedObjects
 from sparklog.log.state import commit_log, embedded_commits
-from sparklog.log.state.commit import Commit, decode_commit, embed_commits, encode_commit
+from sparklog.log.state.commit import Commit
+from sparklog.log.state.commit_object import decode_commit, encode_commit
 from sparklog.log.state.embedded_commits import commits_to_read, decode_embedded, embedded_count, encode_embedded
 from sparklog.log.state.history import History
 from sparklog.log.state.topic_state import TopicState
@@ -254,7 +255,7 @@ def forged(world: World, number: int, change: Callable[[Commit], Commit]) -> Non
     lines = [change(decode_commit(line, key, at, check_sections=False)) for at, line in lines_before(world, number)]
     data = stored(world, number)
     commit = replace(decode_commit(data, key, number), embedded=None)
-    embed_commits(commit, encode_embedded([encode_commit(replace(line, embedded=None)) for line in lines]))
+    commit.embed(encode_embedded([encode_commit(replace(line, embedded=None)) for line in lines]))
     data = encode_commit(commit)
     replaced(world, number, data)
     crc = decode_commit(data, key, number).crc

@@ -24,12 +24,12 @@ from sparklog.log.journal.documents import FORMAT, KNOWN_READ_FEATURES, KNOWN_WR
 from sparklog.log.journal.names import ROOT_JSON
 from sparklog.log.journal.probe_results import LOST_JSON, PROBE_RESULT_JSON
 from sparklog.log.state.checkpoint import CHECKPOINT_JSON, COLUMN_NAMES, TABLE_REF_JSON
-from sparklog.log.state.commit import (
+from sparklog.log.state.commit import OPS
+from sparklog.log.state.commit_json import (
     COMMIT_JSON,
     EDIT_JSON,
     FILE_JSON,
-    OPS,
-    REMOVAL_JSON,
+    REMOVED_SLICES_JSON,
     RESOLVED_JSON,
     TXN_JSON,
     VERSION_LEASE_JSON,
@@ -86,7 +86,7 @@ def names(table: str) -> list[str]:
         ("Commits: Field", COMMIT_JSON),
         ("A file in `files`: Field", FILE_JSON),
         ("Nested objects: In `writer`", WRITER_JSON),
-        ("Nested objects: In `remove`, per file", REMOVAL_JSON),
+        ("Nested objects: In `remove`, per file", REMOVED_SLICES_JSON),
         ("Nested objects: In `edits`", EDIT_JSON),
         ("Nested objects: In `txn`", TXN_JSON),
         ("Nested objects: In `resolved`", RESOLVED_JSON),

@@ -25,10 +25,10 @@ from sparklog.log.state.commit import (
     TAKEOVER,
     Edit,
     RemovedSlices,
-    Resolved,
     Txn,
+    TxnDecision,
     VersionLease,
-    Writer,
+    WriterBatch,
 )
 from sparklog.log.state.commit_intents import (
     AlterIntent,
@@ -145,11 +145,11 @@ def test_an_append_validated_with_older_configs_is_accepted() -> None:
 def test_the_registry_is_checked_against_every_state() -> None:
     chain = Chain(1)
     intent = AppendIntent("topic-one", (file_of([(0, 4)]),), NOW, WriterKey("q", 7, "r1"))
-    assert draft(intent, chain).writer == Writer("stream", "q", 7, "r1", 4, epoch=1)
-    chain.append((0, 4), writer=Writer("stream", "q", 7, "r1", 4))
+    assert draft(intent, chain).writer == WriterBatch("stream", "q", 7, "r1", 4, epoch=1)
+    chain.append((0, 4), writer=WriterBatch("stream", "q", 7, "r1", 4))
     assert nothing(intent, chain).skipped
     assert nothing(intent, chain).version == 1
-    chain.append((0, 4), writer=Writer("stream", "q", 8, "r2", 4))
+    chain.append((0, 4), writer=WriterBatch("stream", "q", 8, "r2", 4))
     with pytest.raises(Fenced):
         draft(intent, chain)
     with pytest.raises(Conflict, match="checkpoint is older than the log"):
@@ -158,7 +158,7 @@ def test_the_registry_is_checked_against_every_state() -> None:
 
 def test_a_replay_by_a_new_run_records_the_takeover() -> None:
     chain = Chain(1)
-    chain.append((0, 4), writer=Writer("stream", "q", 7, "r1", 4))
+    chain.append((0, 4), writer=WriterBatch("stream", "q", 7, "r1", 4))
     found = land(chain, AppendIntent("topic-one", (file_of([(0, 4)]),), NOW, WriterKey("q", 7, "r2")))
     assert (found.op, found.files) == (TAKEOVER, ())
     assert chain.state.registry["q"].run == "r2"
@@ -169,7 +169,7 @@ def test_a_replay_by_a_new_run_records_the_takeover() -> None:
 
 def test_an_empty_replay_of_a_batch_with_records_is_a_mismatch() -> None:
     chain = Chain(1)
-    chain.append((0, 4), writer=Writer("stream", "q", 7, "r1", 4))
+    chain.append((0, 4), writer=WriterBatch("stream", "q", 7, "r1", 4))
     with pytest.raises(Conflict, match="replay mismatch"):
         draft(AppendIntent("topic-one", (), NOW, WriterKey("q", 7, "r1")), chain)
     assert not nothing(AppendIntent("topic-one", (), NOW, WriterKey("q", 8, "r1")), chain).skipped
@@ -448,15 +448,15 @@ def test_create_and_delete() -> None:
 def test_maintenance_records_floor_leases_and_expired_writers() -> None:
     chain = Chain(1)
     for batch in range(3):
-        chain.append((0, 1), writer=Writer("stream", "q", batch, None, 1))
+        chain.append((0, 1), writer=WriterBatch("stream", "q", batch, None, 1))
     chain.append((0, 1), txn=Txn("t", 1))
     intent = MaintainIntent(
-        "topic-one", {"h": VersionLease(2), "gone": None}, 2, {"q": 2}, (Resolved("t", 1), Resolved("old", 1))
+        "topic-one", {"h": VersionLease(2), "gone": None}, 2, {"q": 2}, (TxnDecision("t", 1), TxnDecision("old", 1))
     )
     found = land(chain, intent)
     # The registry entry was written at version 3, not 2, so the writer is not idle.
-    assert (dict(found.holds), found.floor, dict(found.expired)) == ({"h": VersionLease(2)}, 2, {})
-    assert found.resolved == (Resolved("t", 1),)
+    assert (dict(found.leases), found.floor, dict(found.expired)) == ({"h": VersionLease(2)}, 2, {})
+    assert found.resolved == (TxnDecision("t", 1),)
     assert nothing(intent, chain).note == "nothing changes"
     with pytest.raises(Conflict, match=r"lease 'x' requires version 1 .* below the retention floor 2"):
         draft(MaintainIntent("topic-one", {"x": VersionLease(1)}), chain)
@@ -467,9 +467,9 @@ def test_maintenance_of_a_topic_that_was_created_again() -> None:
     chain = Chain(1)
     held = MaintainIntent("topic-one", {"h": VersionLease(0)})
     land(chain, DeleteIntent("topic-one"))
-    assert dict(land(chain, held).holds) == {"h": VersionLease(0)}, "a deleted topic still has files"
+    assert dict(land(chain, held).leases) == {"h": VersionLease(0)}, "a deleted topic still has files"
     land(chain, CreateIntent("two", 1, TopicConfigs()))
-    for late in (held, MaintainIntent("topic-one", resolved=(Resolved("t", 1),))):
+    for late in (held, MaintainIntent("topic-one", resolved=(TxnDecision("t", 1),))):
         with pytest.raises(Conflict, match="recreated: expected topic id topic-one, found two"):
             draft(late, chain)
 
@@ -513,7 +513,7 @@ def test_commit_time_never_decreases() -> None:
             "outputs within edits",
         ),
         ({"op": MAINTAIN, "floor": 2}, "floor and leases in range"),
-        ({"op": MAINTAIN, "holds": {"h": VersionLease(5)}}, "floor and leases in range"),
+        ({"op": MAINTAIN, "leases": {"h": VersionLease(5)}}, "floor and leases in range"),
         ({"op": ALTER, "partitions": 1}, "partitions exist"),
     ],
 )

@@ -11,7 +11,7 @@ import pytest
 from sparklog.errors import BadRequest, Corrupt
 from sparklog.log.journal.documents import encode
 from sparklog.log.journal.names import checkpoint_key, checkpoint_prefix, commit_key
-from sparklog.log.state.commit import decode_commit, encode_commit
+from sparklog.log.state.commit_object import decode_commit, encode_commit
 from sparklog.storage.memory import MemoryStore
 from sparklog.storage.store import Store
 from sparklog.testing.faulty_store import Crash, Fault, FaultKind

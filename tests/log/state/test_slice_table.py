@@ -34,9 +34,9 @@ from sparklog.log.state.commit import (
     SEAL,
     Edit,
     RemovedSlices,
-    Resolved,
     Txn,
-    Writer,
+    TxnDecision,
+    WriterBatch,
 )
 from sparklog.log.state.invariants import check_state
 from sparklog.log.state.slice_table import ABORTED, COMMITTED, OPEN, PLAIN, SliceTable, Texts
@@ -201,10 +201,10 @@ def test_statuses_of_a_transaction() -> None:
     chain.append((0, 3), txn=Txn("u", 1))
     assert chain.table.all().status.tolist() == [OPEN] * 4
     assert chain.table.all().prepare_version.tolist() == [1, 2, 3, 1]
-    chain.append((1, 2), resolved=(Resolved("t", 1, (1,)),))
+    chain.append((1, 2), resolved=(TxnDecision("t", 1, (1,)),))
     assert chain.table.all().status.tolist() == [COMMITTED, ABORTED, OPEN, COMMITTED, PLAIN]
     assert [chain.table.all().txn_id(row) for row in range(5)] == ["t", "t", "u", "t", ""]
-    chain.add(op=MAINTAIN, resolved=(Resolved("u", 1),))
+    chain.add(op=MAINTAIN, resolved=(TxnDecision("u", 1),))
     assert chain.table.all().status.tolist() == [COMMITTED, ABORTED, ABORTED, COMMITTED, PLAIN]
     check_state(chain.state, chain.table)
 
@@ -304,12 +304,12 @@ def random_chain(rng: random.Random, steps: int) -> Chain:
                 number += 1
                 values["txn"] = Txn(rng.choice("tuv"), number, {"other": number})
             elif rng.random() < 0.4:
-                values["writer"] = Writer("stream", rng.choice("pq"), step, rng.choice("rs"), 3)
+                values["writer"] = WriterBatch("stream", rng.choice("pq"), step, rng.choice("rs"), 3)
             chain.append(*slices, name=f"s{step}", **values)
         elif kind < 0.7 and chain.state.open:
             prepare = rng.choice(chain.state.open)
             committed = (prepare.version,) if rng.random() < 0.6 else ()
-            chain.add(op=MAINTAIN, resolved=(Resolved(prepare.txn.id, prepare.txn.n, committed, {"x": step}),))
+            chain.add(op=MAINTAIN, resolved=(TxnDecision(prepare.txn.id, prepare.txn.n, committed, {"x": step}),))
         elif kind < 0.8:
             partition = rng.randrange(partitions)
             low, high = int(chain.state.log_start[partition]), int(chain.state.log_end[partition])

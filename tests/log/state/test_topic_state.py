@@ -18,10 +18,10 @@ from sparklog.log.state.commit import (
     IMPORT,
     MAINTAIN,
     Edit,
-    Resolved,
     Txn,
+    TxnDecision,
     VersionLease,
-    Writer,
+    WriterBatch,
 )
 from sparklog.log.state.invariants import check_commit
 from sparklog.log.state.kafka_source import KafkaEnded, KafkaOpen
@@ -140,9 +140,9 @@ def test_the_first_dirty_offset_never_decreases() -> None:
 
 def test_the_registry_has_the_latest_batch_of_each_writer() -> None:
     chain = Chain(1)
-    chain.append((0, 5), writer=Writer("stream", "q", 3, "run", 5))
+    chain.append((0, 5), writer=WriterBatch("stream", "q", 3, "run", 5))
     assert chain.state.registry == {"q": WriterEntry(3, 5, 1, START_MS + 1, "run")}
-    chain.append((0, 5), writer=Writer("txn", "job", 1, None, 5))
+    chain.append((0, 5), writer=WriterBatch("txn", "job", 1, None, 5))
     chain.add(op=MAINTAIN, expired={"q": 1, "job": 1})
     # The second entry was written later than the version in the maintenance commit.
     assert set(chain.state.registry) == {"job"}
@@ -150,32 +150,32 @@ def test_the_registry_has_the_latest_batch_of_each_writer() -> None:
 
 def test_a_commit_adds_a_writer_and_expires_others() -> None:
     chain = Chain(1)
-    chain.append((0, 5), writer=Writer("txn", "old", 1, None, 5))
-    chain.append((0, 5), writer=Writer("txn", "job", 1, None, 5))
-    chain.add(op=MAINTAIN, writer=Writer("txn", "job", 2, None, 0), expired={"old": 1, "job": 2})
+    chain.append((0, 5), writer=WriterBatch("txn", "old", 1, None, 5))
+    chain.append((0, 5), writer=WriterBatch("txn", "job", 1, None, 5))
+    chain.add(op=MAINTAIN, writer=WriterBatch("txn", "job", 2, None, 0), expired={"old": 1, "job": 2})
     assert chain.state.registry == {"job": WriterEntry(2, 0, 3, START_MS + 3, None)}
 
 
 def test_leases_and_retention_floor() -> None:
     chain = Chain(1)
     chain.append((0, 5))
-    chain.add(op=MAINTAIN, floor=1, holds={"a": VersionLease(1), "b": VersionLease(1, 77)})
-    chain.add(op=MAINTAIN, floor=0, holds={"a": None})
+    chain.add(op=MAINTAIN, floor=1, leases={"a": VersionLease(1), "b": VersionLease(1, 77)})
+    chain.add(op=MAINTAIN, floor=0, leases={"a": None})
     assert chain.state.floor == 1
-    assert chain.state.holds == {"b": VersionLease(1, 77)}
+    assert chain.state.leases == {"b": VersionLease(1, 77)}
 
 
 def test_a_delete_keeps_only_version_numbers_floor_and_leases() -> None:
     chain = Chain(2, {"retention.ms": "5"})
-    chain.append((0, 5), writer=Writer("stream", "q", 3, "run", 5))
-    chain.add(op=MAINTAIN, floor=1, holds={"b": VersionLease(1, 77)})
+    chain.append((0, 5), writer=WriterBatch("stream", "q", 3, "run", 5))
+    chain.add(op=MAINTAIN, floor=1, leases={"b": VersionLease(1, 77)})
     chain.add(op=DELETE)
     state = chain.state
     assert (state.exists, state.version, state.partitions, state.floor) == (False, 3, 0, 1)
-    assert state.holds == {"b": VersionLease(1, 77)}
+    assert state.leases == {"b": VersionLease(1, 77)}
     assert not state.registry
     assert len(chain.table) == 0
-    chain.add(op=MAINTAIN, floor=2, holds={"b": None})
+    chain.add(op=MAINTAIN, floor=2, leases={"b": None})
     chain.add(op=CREATE, topic_id="topic-two", partitions=1, leader_epoch=0)
     state = chain.state
     assert (state.version, state.topic_id, state.partitions, state.floor) == (5, "topic-two", 1, 2)
@@ -251,11 +251,11 @@ def test_a_decision_closes_all_prepares_of_the_transaction() -> None:
     chain.append((0, 3), txn=Txn("t", 1, {"a": 9}))
     chain.append((0, 3), txn=Txn("t", 1, {"b": 3}))
     chain.append((1, 3), txn=Txn("u", 1, {"c": 1}))
-    chain.append((0, 1), resolved=(Resolved("t", 1, (1,), {"a": 4, "d": 5}),))
+    chain.append((0, 1), resolved=(TxnDecision("t", 1, (1,), {"a": 4, "d": 5}),))
     assert chain.state.last_stable().tolist() == [7, 0]
     # The prepare at version 2 was aborted, so its siblings are ignored.
     assert chain.state.siblings == {"a": 9, "d": 5}
-    chain.add(op=MAINTAIN, resolved=(Resolved("u", 1),))
+    chain.add(op=MAINTAIN, resolved=(TxnDecision("u", 1),))
     assert chain.state.open == ()
     assert chain.state.siblings == {"a": 9, "d": 5}
 
@@ -264,17 +264,17 @@ def test_siblings_keep_the_highest_version() -> None:
     chain = Chain(1)
     for version in (9, 4, 12):
         chain.append((0, 1), txn=Txn("t", version))
-        chain.add(op=MAINTAIN, resolved=(Resolved("t", version, (chain.state.version,), {"a": version}),))
+        chain.add(op=MAINTAIN, resolved=(TxnDecision("t", version, (chain.state.version,), {"a": version}),))
     assert chain.state.siblings == {"a": 12}
 
 
 def test_a_late_prepare_is_open_until_it_is_decided_again() -> None:
     chain = Chain(1)
     chain.append((0, 3), txn=Txn("t", 1))
-    chain.add(op=MAINTAIN, resolved=(Resolved("t", 1, (1,)),))
+    chain.add(op=MAINTAIN, resolved=(TxnDecision("t", 1, (1,)),))
     chain.append((0, 3), txn=Txn("t", 1))
     assert chain.state.last_stable().tolist() == [3]
-    chain.add(op=MAINTAIN, resolved=(Resolved("t", 1, (1,)),))
+    chain.add(op=MAINTAIN, resolved=(TxnDecision("t", 1, (1,)),))
     assert chain.state.last_stable().tolist() == [6]
 
 
@@ -293,8 +293,8 @@ def test_an_open_slice_below_the_log_start_is_dropped() -> None:
 
 def test_a_topic_state_is_decoded_as_encoded() -> None:
     chain = Chain(2, {"retention.ms": "5"})
-    chain.append((0, 3), (1, 3), txn=Txn("t", 1, {"a": 2}, 60_000), writer=Writer("stream", "q", 3, "run", 6))
-    chain.add(op=MAINTAIN, floor=1, holds={"h": VersionLease(1, 5)})
+    chain.append((0, 3), (1, 3), txn=Txn("t", 1, {"a": 2}, 60_000), writer=WriterBatch("stream", "q", 3, "run", 6))
+    chain.add(op=MAINTAIN, floor=1, leases={"h": VersionLease(1, 5)})
     document = json.loads(json.dumps(TOPIC_STATE_JSON.to_json(chain.state)))
     back = TOPIC_STATE_JSON.from_json(Fields(document, "k", "checkpoint"))
     assert back == chain.state

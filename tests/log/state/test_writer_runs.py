@@ -6,7 +6,7 @@ import pytest
 
 from sparklog.errors import BadRequest, Conflict, Fenced
 from sparklog.log.journal.documents import Fields
-from sparklog.log.state.commit import Writer
+from sparklog.log.state.commit import WriterBatch
 from sparklog.log.state.writer_runs import ENTRY_JSON, WriterEntry, WriterKey, advance, decide
 from sparklog.log.topic.topic import Topic
 from sparklog.testing.world import World
@@ -72,17 +72,19 @@ def test_later_txn_versions_are_written() -> None:
 def test_advancing_remembers_four_earlier_runs() -> None:
     entry = None
     for number in range(7):
-        entry = advance(entry, Writer("stream", "q", number, f"r{number}", 10), 100 + number, 1000 + number)
+        entry = advance(entry, WriterBatch("stream", "q", number, f"r{number}", 10), 100 + number, 1000 + number)
     assert entry == WriterEntry(6, 10, 106, 1006, "r6", ("r5", "r4", "r3", "r2"))
 
 
 def test_a_takeover_keeps_batch_and_count_and_renews_the_entry() -> None:
-    entry = advance(ENTRY, Writer("stream", "q", 7, "r3", 1), 50, 950)
+    entry = advance(ENTRY, WriterBatch("stream", "q", 7, "r3", 1), 50, 950)
     assert entry == WriterEntry(7, 100, 40, 950, "r3", ("r2", "r1", "r0"))
 
 
 def test_a_writer_without_run_keeps_the_run() -> None:
-    assert advance(ENTRY, Writer("stream", "q", 8, None, 1), 50, 950) == WriterEntry(8, 1, 50, 950, "r2", ("r1", "r0"))
+    assert advance(ENTRY, WriterBatch("stream", "q", 8, None, 1), 50, 950) == WriterEntry(
+        8, 1, 50, 950, "r2", ("r1", "r0")
+    )
 
 
 @pytest.mark.parametrize(
@@ -147,7 +149,7 @@ def test_entries_of_the_first_release_have_four_earlier_runs() -> None:
     assert decide(ENTRY, WriterKey("q", 8, "r3", epoch=1), 5, "topic 't'", NOW_MS).write
     entry = advance(ENTRY, WriterKey("q", 8, "r3").writer(5, ENTRY), 50, 950)
     assert (entry.epoch, entry.earlier_runs) == (1, ("r2", "r1", "r0"))
-    assert advance(ENTRY, Writer("stream", "q", 8, "r3", 5), 50, 950).epoch is None
+    assert advance(ENTRY, WriterBatch("stream", "q", 8, "r3", 5), 50, 950).epoch is None
     stored = ENTRY_JSON.to_json(ENTRY)
     assert set(stored) == {"batch", "count", "version", "timeMs", "run", "earlierRuns"}
     assert ENTRY_JSON.from_json(Fields(stored, "k", "w")) == ENTRY

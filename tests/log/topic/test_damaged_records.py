@@ -7,7 +7,7 @@ import pytest
 from sparklog.errors import Corrupt
 from sparklog.log.journal.documents import document_of
 from sparklog.log.journal.names import commit_key
-from sparklog.log.state.commit import decode_commit
+from sparklog.log.state.commit_object import decode_commit
 from sparklog.testing.world import World
 from sparklog.tools.verification.run import verify_root
 from tests.log.topic.test_inline_records import inline_topic, rows

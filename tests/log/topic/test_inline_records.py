@@ -23,8 +23,8 @@ from sparklog.log.journal.names import (
     is_commit,
     path_read_version,
 )
-from sparklog.log.state import commit, commit_intents
-from sparklog.log.state.commit import decode_commit
+from sparklog.log.state import commit_intents, commit_object
+from sparklog.log.state.commit_object import decode_commit
 from sparklog.log.state.configs import TopicConfigs
 from sparklog.log.state.embedded_commits import RECENT_RECORDS, RecentRecords
 from sparklog.log.topic.appending import write_rows
@@ -122,7 +122,7 @@ def test_unchecked_inline_records_may_be_damaged(world: World, monkeypatch: pyte
     inline_topic(world).append(rows(4))
     key = commit_key("t", 1)
     data = world.store.get(key)
-    monkeypatch.setattr(commit, "_check_parts", lambda *given: None)
+    monkeypatch.setattr(commit_object, "_check_sections", lambda *given: None)
     assert decode_commit(data[:-1] + bytes([data[-1] ^ 1]), key, 1).version == 1
 
 

@@ -61,7 +61,7 @@ class Records:
     log_end: tuple[int, ...] = ()
     open: Mapping[Key, Mapping[int, tuple[int, int]]] = field(default_factory=dict)
     aborted: frozenset[Key] = frozenset()
-    holds: Mapping[str, tuple[int, int | None]] = field(default_factory=dict)
+    leases: Mapping[str, tuple[int, int | None]] = field(default_factory=dict)
 
     def stable(self, partition: int) -> int:
         """Return the last stable offset."""
@@ -175,7 +175,7 @@ class RecordModel(Model):
 
     def _next(self, before: Records, state: State, doc: dict[str, Any], where: str) -> Records:
         if doc["op"] in ("create", "delete"):
-            before = Records(holds=before.holds)
+            before = Records(leases=before.leases)
         more = len(state.log_end) - len(before.present)
         present = [*before.present, *({} for _ in range(more))]
         horizon = [*before.horizon, *({} for _ in range(more))]
@@ -200,11 +200,11 @@ class RecordModel(Model):
         for p, start in enumerate(state.log_start):
             if any(offset < start for offset in present[p]):
                 present[p] = {offset: record for offset, record in present[p].items() if offset >= start}
-        holds = dict(before.holds)
-        for name, hold in doc.get("holds", {}).items():
-            holds.pop(name, None)
-            if hold is not None:
-                holds[name] = hold["version"], hold["expiresMs"]
+        leases = dict(before.leases)
+        for name, lease in doc.get("holds", {}).items():
+            leases.pop(name, None)
+            if lease is not None:
+                leases[name] = lease["version"], lease["expiresMs"]
         alive = {key: _above(spans, state.log_start) for key, spans in opened.items()}
         return Records(
             tuple(present),
@@ -214,7 +214,7 @@ class RecordModel(Model):
             state.log_end,
             {key: spans for key, spans in alive.items() if spans},
             frozenset(aborted),
-            holds,
+            leases,
         )
 
     def _appended(
@@ -389,10 +389,10 @@ class RecordModel(Model):
         delay = self.delay_ms(name)
         if since is not None:
             expect(now - since >= delay, f"{key} was deleted {now - since} ms after it was unnamed, before {delay}")
-        for hold, (version, expires_ms) in log.versions[-1].holds.items():
+        for lease, (version, expires_ms) in log.versions[-1].leases.items():
             if expires_ms is None or expires_ms > now:
                 named = any(piece.path == path for piece in states[version].slices)
-                expect(not named, f"{key} was deleted, hold {hold} of version {version} keeps it")
+                expect(not named, f"{key} was deleted, but lease {lease} of version {version} protects it")
 
     def delay_ms(self, name: str) -> int:
         """Return `file.delete.delay.ms`; for a deleted topic, the value at its deletion."""

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from sparklog.compaction.run import CompactOptions
-from sparklog.log.state.commit import Resolved
+from sparklog.log.state.commit import TxnDecision
 from sparklog.log.topic.root import Root, topic_of
 from sparklog.maintenance.work_items import InProcess, Settings
 from sparklog.retention.retain import RetainReport, retain_topic
@@ -169,8 +169,8 @@ def finish(run: Run) -> None:
     topic = root.topic(TOPIC)
     state = topic.log.state()
     undecided = {(item.txn.id, item.txn.n) for item in state.open}
-    resolved = tuple(Resolved(*each) for each in sorted(undecided))
-    maintain(topic, holds=dict.fromkeys(state.holds), resolved=resolved)
+    resolved = tuple(TxnDecision(*each) for each in sorted(undecided))
+    maintain(topic, leases=dict.fromkeys(state.leases), resolved=resolved)
     expect(
         tuple(map(run.records.stable, range(state.partitions))) == run.state.log_end, "the last stable offset stands"
     )

@@ -15,7 +15,7 @@ import pytest
 
 from sparklog.compaction.run import CompactOptions, Plans
 from sparklog.errors import SparklogError
-from sparklog.log.state.commit import Resolved, Txn
+from sparklog.log.state.commit import Txn, TxnDecision
 from sparklog.log.topic.root import Root, topic_of
 from sparklog.log.write.append_target import WriteOptions
 from sparklog.log.write.append_writer import AppendWriter
@@ -106,7 +106,7 @@ def story() -> Run:
         run.world.now_ms += HOUR_MS
         if n in (1, 2):
             version = append(run, root, source, Txn("x", n))
-            maintain(root.topic(TOPIC), resolved=(Resolved("x", n, (version,) if n == 1 else ()),))
+            maintain(root.topic(TOPIC), resolved=(TxnDecision("x", n, (version,) if n == 1 else ()),))
     return run
 
 

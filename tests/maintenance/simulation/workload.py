@@ -21,7 +21,7 @@ from sparklog.compaction.seal_plan import plan_sealing
 from sparklog.errors import BadRequest, Conflict, Corrupt, Fenced, NotFound, SparklogError, Unavailable
 from sparklog.log.journal.clocks import Env
 from sparklog.log.read.topic_scan import Scan, scan_ranges
-from sparklog.log.state.commit import Resolved, Txn, VersionLease
+from sparklog.log.state.commit import Txn, TxnDecision, VersionLease
 from sparklog.log.state.invariants import check_state
 from sparklog.log.state.slice_table import Snapshot
 from sparklog.log.state.slices import FileSlices
@@ -142,8 +142,8 @@ def same(run: Run, snapshot: Snapshot) -> None:
         ("floor", topic_state.floor, state.floor),
         (
             "holds",
-            {name: (hold.version, hold.expires_ms) for name, hold in topic_state.holds.items()},
-            dict(records.holds),
+            {name: (hold.version, hold.expires_ms) for name, hold in topic_state.leases.items()},
+            dict(records.leases),
         ),
     ]
     rows = snapshot.slices.all()
@@ -310,7 +310,7 @@ def transactor(run: Run, decide: Decide, transactions: int) -> Callable[[Actor],
         def turn() -> None:
             topic = run.root(actor, decide).topic(TOPIC)
             left = [item for item in topic.log.state().open if item.txn.id == actor.name]
-            resolved = [Resolved(actor.name, item.txn.n) for item in left]
+            resolved = [TxnDecision(actor.name, item.txn.n) for item in left]
             if resolved:
                 maintain(topic, resolved=tuple(resolved))
                 run.count("transactions left aborted")
@@ -324,7 +324,7 @@ def transactor(run: Run, decide: Decide, transactions: int) -> Callable[[Actor],
                 versions.append(outcome.version)
                 nap(run, actor, DAY_MS)
             committed = actor.random.random() < 0.6
-            decision = Resolved(txn.id, txn.n, tuple(versions) if committed else ())
+            decision = TxnDecision(txn.id, txn.n, tuple(versions) if committed else ())
             maintain(topic, resolved=(decision,))
             run.count("transactions committed" if committed else "transactions aborted")
 
@@ -390,18 +390,18 @@ def reader(run: Run, decide: Decide, plans: int, *, holding: bool = False) -> Ca
             root = run.root(actor, decide)
             topic = root.topic(TOPIC)
             if holding:
-                maintain(topic, holds={actor.name: VersionLease(topic.log.state().version)})
+                maintain(topic, leases={actor.name: VersionLease(topic.log.state().version)})
             snapshot = topic.log.snapshot()
             same(run, snapshot)
             view = RootView(root)
             ranges = scan_ranges(view, TOPIC, None, "earliest", "latest", READ_COMMITTED)
             planned = Scan(tuple(view.plan(ranges, READ_COMMITTED)), COLUMNS)
             version = view.snapshot(TOPIC).version
-            held = holding and _paths(run, version) <= _paths(run, run.records.holds[actor.name][0])
+            held = holding and _paths(run, version) <= _paths(run, run.records.leases[actor.name][0])
             nap(run, actor, 4 * DAY_MS)
             _read(run, actor, planned, version, held)
             if holding and actor.random.random() < 0.5:
-                maintain(topic, holds={actor.name: None})
+                maintain(topic, leases={actor.name: None})
 
         lives(run, actor, plans, turn, "reader")
 

@@ -176,7 +176,7 @@ class TestWhatItShows:
         assert world.store.snapshot() == before
         with pytest.raises(Conflict, match="differs only in case"):
             clone_topic(world.root(), "a", "A")
-        assert not world.topic("a").log.state().holds
+        assert not world.topic("a").log.state().leases
 
 
 @pytest.mark.parametrize("cloned", [False, True])
@@ -231,13 +231,13 @@ class TestVacuums:
         if end == "deleted":
             world.now_ms += 3 * DAY_MS
             world.retain()
-            assert world.topic("a").log.state().holds
+            assert world.topic("a").log.state().leases
             world.root().delete_topic("b")
             self.years(world, "a")
         else:
             self.years(world, "a", "b")
             assert not shared(world.root(), "b")
-        assert not world.topic("a").log.state().holds
+        assert not world.topic("a").log.state().leases
         left = {info.key for info in world.store.list("a/")}
         assert not {path[1:] for path in files} & left
 
@@ -292,7 +292,7 @@ class TestVacuums:
         assert not [info for info in world.store.list("b/") if "/_log/" not in info.key]
         world.root().delete_topic("c")
         self.years(world, "a")
-        assert not world.topic("a").log.state().holds
+        assert not world.topic("a").log.state().leases
 
     def test_clone_below_the_retention_floor_is_rejected(self) -> None:
         world = BackupWorld()
@@ -314,13 +314,13 @@ class TestVacuums:
         dying = FaultyStore(world.store, decide)
         with pytest.raises(Crash):
             clone_topic(world.root(dying), "a", "b")
-        assert list(world.topic("a").log.state().holds) != []
+        assert list(world.topic("a").log.state().leases) != []
         world.now_ms += 23 * HOUR_MS
         world.retain()
-        assert list(world.topic("a").log.state().holds) != []
+        assert list(world.topic("a").log.state().leases) != []
         world.now_ms += 2 * HOUR_MS
         world.retain()
-        assert list(world.topic("a").log.state().holds) == []
+        assert list(world.topic("a").log.state().leases) == []
 
 
 def requests_of_a_clone() -> list[str]:
@@ -343,7 +343,7 @@ def test_clone_is_atomic_if_killed_at_any_request(point: int, kind: FaultKind) -
     TestVacuums().years(world, "a")
     there = "b" in world.root().topics()
     if not there:
-        assert not world.topic("a").log.state().holds
+        assert not world.topic("a").log.state().leases
         clone_topic(world.root(), "a", "b")
     else:
         assert rows_of(world.topic("b")) == rows
@@ -460,7 +460,7 @@ class TestAProcessThatSleeps:
         assert world.root().topics() == ["a"]
         commits = [world.store.get(info.key) for info in world.store.list("b/_log/0")]
         assert not any(b'"files":[{' in commit for commit in commits)
-        assert not any(name.startswith("clone:") for name in world.topic("a").log.state().holds)
+        assert not any(name.startswith("clone:") for name in world.topic("a").log.state().leases)
         assert verify_root(world.store, env=world.env()).sound
         rows = rows_of(world.topic("a"))
         clone_topic(world.root(), "a", "b")

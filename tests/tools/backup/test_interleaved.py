@@ -245,7 +245,7 @@ def killed(step: int, start: int = 0) -> int:
         assert contents(root) == contents(story.world.root())
         story.world.now_ms += DAY_MS + HOUR_MS
         story.world.retain()
-        assert not story.world.topic("a").log.state().holds
+        assert not story.world.topic("a").log.state().leases
     return len(range(start, total, step))
 
 
@@ -381,7 +381,7 @@ def test_lease_below_the_floor_is_rejected_and_a_new_cut_is_taken() -> None:
     assert len(taken) == 2
     assert contents(root) == contents(story.world.root())
     with pytest.raises(Conflict):
-        maintain(story.world.topic("a"), holds={"late": backing_up.VersionLease(0)})
+        maintain(story.world.topic("a"), leases={"late": backing_up.VersionLease(0)})
 
 
 @pytest.mark.parametrize("kind", ["name_ms", "folder_ms"])

@@ -74,7 +74,7 @@ def test_overtaken_cut_is_taken_again() -> None:
     assert found[1] < found[2]
     first, second = Repository.open(world.repository).manifests()
     assert first.started_ms <= second.started_ms
-    assert not any(world.topic("a").log.state().holds)
+    assert not any(world.topic("a").log.state().leases)
 
 
 def test_backup_fails_after_too_many_overtaken_cuts() -> None:

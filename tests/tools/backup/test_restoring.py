@@ -44,8 +44,8 @@ class TestTheCut:
             assert ours.configs.explicit == theirs.configs.explicit
             assert ours.first_dirty_offset.tolist() == theirs.first_dirty_offset.tolist()
             assert ours.leader_epoch == theirs.leader_epoch + 1
-            assert not ours.holds
-            assert not world.topic(name).log.state().holds
+            assert not ours.leases
+            assert not world.topic(name).log.state().leases
         assert root.id != world.root().id
 
     def test_valid_key_filters_are_copied(self) -> None:
@@ -359,7 +359,7 @@ class TestPointsInTime:
         assert contents(world.restore(source))["a"] == now
         assert contents(world.restore(source, RestorePoint(time_ms=time_ms)))["a"] == rows
         assert contents(world.restore(source, RestorePoint(topics=("a",), version=version)))["a"] == rows
-        assert not world.topic("a").log.state().holds
+        assert not world.topic("a").log.state().leases
         world.now_ms += 3 * DAY_MS
         world.topic("a").append(batch([b"y"], keys=[b"y"]))
         world.retain()

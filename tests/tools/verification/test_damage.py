@@ -206,7 +206,7 @@ def test_replaced_commit_breaks_the_chain_of_checksums(whole: WholeRoot) -> None
     """The commit is valid, but replaces the original one."""
     from dataclasses import replace
 
-    from sparklog.log.state.commit import decode_commit, encode_commit
+    from sparklog.log.state.commit_object import decode_commit, encode_commit
 
     key = commit_key("plain", 5)
     commit = decode_commit(whole.store.get(key), key, 5)

@@ -70,7 +70,7 @@ class WholeRoot(World):
             topic.alter(configs={"compression.type": "uncompressed" if codec == "none" else codec})
             topic.append(rows(40 * number, 40, 3))
             self.now_ms += 1000
-        maintain(topic, holds={"backup": VersionLease(topic.log.state().version)})
+        maintain(topic, leases={"backup": VersionLease(topic.log.state().version)})
         topic.append(pa.table({"value": [b"no key", b"none here"], "partition": pa.array([0, 1], pa.int32())}))
         topic.delete_records({1: 20})
 

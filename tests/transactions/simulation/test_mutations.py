@@ -17,7 +17,7 @@ from sparklog.groups.group_state import GroupState
 from sparklog.log.decisions import decision, decision_log
 from sparklog.log.decisions.decision import Decisions
 from sparklog.log.decisions.decision_log import DecisionLog
-from sparklog.log.state.commit import Resolved
+from sparklog.log.state.commit import TxnDecision
 from sparklog.log.state.writer_runs import BatchDecision
 from sparklog.log.topic import root as root_view
 from sparklog.storage.retries import SETTLE_MS, Backoff
@@ -34,7 +34,7 @@ def late_slices_join(patch: Patch) -> None:
     """A COMMIT commits all open slices with its number, including slices that it does not reference."""
     real = Decisions.resolved
 
-    def everything(self: Decisions, topic: str, topic_id: str, n: int) -> Resolved:
+    def everything(self: Decisions, topic: str, topic_id: str, n: int) -> TxnDecision:
         found = real(self, topic, topic_id, n)
         return found if self.commit_of(n) is None else replace(found, committed=tuple(range(1000)))
 
