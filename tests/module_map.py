@@ -55,7 +55,7 @@ INDIRECT: Mapping[str, tuple[str, ...]] = {
                     "partition_reader",
                     "positions",
                     "rebalances",
-                    "shared_member",
+                    "joined_member",
                 ),
                 "subscribed_topics",
             )

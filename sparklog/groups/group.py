@@ -217,7 +217,8 @@ class Group(GroupJournal):
             steps.check_member(state, GroupMetadata(self.id, state.generation, member_id))
         assert joined is not None
         metadata = GroupMetadata(self.id, joined.generation, joined.id)
-        return Membership(self, metadata, joined.session_timeout_ms, self.root.env.now(), state)
+        now = self.root.env.now()
+        return Membership(self, metadata, joined.instance_id, joined.session_timeout_ms, now, state)
 
     # -- operations of administrators
 

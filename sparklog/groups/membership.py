@@ -3,8 +3,7 @@
 `group_members` determines the movement of partitions, and this module sends the requests. A member uses the state that
 was read by its last `refresh`. The member writes an entry when it joins, changes its topics, commits, releases
 partitions or leaves. The member also writes a heartbeat if it has not written an entry for a third of its session
-timeout. One heartbeat covers all
-members of a process that use the same open root.
+timeout. One heartbeat covers all members of a process that use the same open root.
 
 **A lease** ends one session timeout after the latest entry of the member, based on the store's clock and the
 modification time of the entry in the store. Reading the clock and the modification time requires requests. Therefore a
@@ -153,6 +152,7 @@ class Membership:
 
     group: GroupJournal
     metadata: GroupMetadata
+    instance_id: str | None
     session_timeout_ms: int
     written: ClockReading
     """The time of the latest entry that counts as a heartbeat of the member."""
@@ -206,6 +206,12 @@ class Membership:
 
     def is_stable(self) -> bool:
         return self.member.is_stable
+
+    def is_replaced(self) -> bool:
+        """Return True if another process has joined as the same static member, according to the latest known entry."""
+        members = self.group.log.current().members
+        others = {member.instance_id for member in members if member.id != self.metadata.member_id}
+        return self.instance_id is not None and self.instance_id in others
 
     def refresh(self) -> bool:
         """Read the latest entry.

@@ -37,6 +37,7 @@ from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
+from sparklog.common.warned import is_due_warning
 from sparklog.errors import Conflict, Fenced, SparklogError
 from sparklog.groups.classic_member import ClassicMember
 from sparklog.groups.group import Group
@@ -44,6 +45,7 @@ from sparklog.groups.group_journal import Offsets
 from sparklog.groups.group_members import common_assignor
 from sparklog.groups.group_state import GroupMetadata
 from sparklog.groups.membership import Membership
+from sparklog.log.journal.clocks import SYSTEM
 from sparklog.serve.codes import Code, CodeError
 from sparklog.serve.join_details import JoinDetails, common_assignors, shareable_assignors, subscription_in
 from sparklog.serve.shared_members import assignment_bytes, leave_journal, refresh_membership, rejoin_journal
@@ -382,9 +384,10 @@ class GroupMembers:
                 self.close(Code.INCONSISTENT_GROUP_PROTOCOL)
                 return
             except Exception as error:  # noqa: BLE001 - the members wait for a response
-                _LOG.warning(
-                    "group %s: cannot write the next generation, so the members must rejoin: %s", self.id, error
-                )
+                if is_due_warning("next generation", self.id, now_ms=SYSTEM.boot_ms()):
+                    _LOG.warning(
+                        "group %s: cannot write the next generation, so the members must rejoin: %s", self.id, error
+                    )
                 for member in self.members.values():
                     member.fail(Code.COORDINATOR_NOT_AVAILABLE)
                     self.restart_session(member)

@@ -18,7 +18,9 @@ from typing import Any
 import pytest
 
 import sparklog
+from sparklog.clients.consumer import heartbeat_thread
 from sparklog.clients.consumer.consumer import Consumer
+from sparklog.clients.consumer.heartbeat_thread import HeartbeatThread
 from sparklog.errors import BadRequest, Fenced, Unavailable
 from sparklog.format.checkpoint_files import TopicPartition
 from sparklog.groups.lag import Groups
@@ -211,6 +213,73 @@ def test_a_member_that_polls_while_the_group_cannot_be_written_does_not_leave(
     assert noted.take() == [("assigned", [0, 1, 2, 3])]
 
 
+def test_poll_logs_that_the_group_cannot_be_read_once_per_minute(
+    world: ConsumerWorld, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one = world.consumer(session_timeout_ms=600_000)
+    one.poll()
+    append(world, "a", 0, "1")
+    with caplog.at_level(logging.WARNING), monkeypatch.context() as broken:
+        broken.setattr(one.membership, "refresh", fail)
+        world.now_ms += 3_000
+        assert everything(one) == ["1"]
+        append(world, "a", 0, "2")
+        assert everything(one) == ["2"]
+        assert caplog.text.count("could not commit to its group or read it") == 1
+        world.now_ms += 60_000
+        one.poll()
+        assert caplog.text.count("could not commit to its group or read it") == 2
+
+
+def test_new_partitions_are_read_although_the_group_cannot_be_written_at_first(
+    world: ConsumerWorld, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one = world.consumer(enable_auto_commit=False)
+    one.poll()
+    world.topic("a").alter(partitions=5)
+    append(world, "a", 4, "new")
+    with monkeypatch.context() as broken:
+        broken.setattr(one.membership.group, "write", fail)
+        assert one.poll() == []
+    assert everything(one) == ["new"]
+
+
+@pytest.mark.parametrize("failing", ["follow", "plan"])
+def test_poll_raises_if_records_cannot_be_read_and_continues_at_the_same_positions(
+    world: ConsumerWorld, monkeypatch: pytest.MonkeyPatch, failing: str
+) -> None:
+    """An empty result would look like the end of the topic."""
+    one = world.consumer()
+    one.poll()
+    fill(world, 2)
+    with monkeypatch.context() as broken:
+        broken.setattr(one._view, failing, fail)
+        with pytest.raises(Unavailable, match="the store is unavailable"):
+            one.poll()
+    assert sorted(everything(one)) == sorted(f"{partition}-{number}" for partition in range(4) for number in range(2))
+
+
+def test_an_automatic_commit_contains_the_other_topics_if_one_topic_was_deleted(
+    world: ConsumerWorld, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As in Kafka, a topic that is rejected does not affect the others."""
+    for topic in ("a", "b", "c"):
+        append(world, topic, 0, topic)
+    one = world.consumer(["a", "b", "c"])
+    assert len(everything(one)) == 3
+    world.root().delete_topic("b")
+    with pytest.raises(sparklog.NotFound, match="topic 'b'"):
+        one.commit()
+    assert world.committed() == {}
+    world.now_ms += 5_000
+    with pytest.raises(sparklog.NotFound, match="topic 'b'"):
+        one.poll()
+    assert {place for place, offset in world.committed().items() if offset == 1} == {("a", 0), ("c", 0)}
+    with caplog.at_level(logging.WARNING):
+        one.close()
+    assert "failed to commit before leaving its group" in caplog.text
+
+
 def test_a_member_that_polls_while_a_heartbeat_waits_for_the_lock_does_not_leave(world: ConsumerWorld) -> None:
     one = world.consumer(max_poll_interval_ms=20_000)
     one.poll()
@@ -365,8 +434,7 @@ def test_a_failed_write_of_a_changed_subscription_is_retried(
     world.root().delete_topic("ab")
     with monkeypatch.context() as broken:
         broken.setattr(one.membership.group, "write", fail)
-        with pytest.raises(Unavailable):
-            one.poll()
+        assert one.poll() == []
     assert one.membership.member.topics == ("a", "ab")
     assert everything(one) == []
     assert one.membership.member.topics == ("a",)
@@ -497,6 +565,49 @@ def test_the_heartbeat_thread_retries_a_failed_leave(local: str, caplog: pytest.
         until(lambda: group.state().members == ())
     assert "a heartbeat failed and will be retried" in caplog.text
     consumer.close()
+
+
+def test_an_unexpected_error_of_a_heartbeat_is_logged(local: str, caplog: pytest.LogCaptureFixture) -> None:
+    consumer = sparklog.consumer(local, "g", topics="a", client_id="beats", heartbeat_interval_ms=20)
+
+    def fail_unexpectedly() -> None:
+        raise ZeroDivisionError("a defect")
+
+    with caplog.at_level(logging.ERROR):
+        consumer.membership.heartbeat_if_due = fail_unexpectedly  # type: ignore[method-assign]
+        until(lambda: not [thread for thread in threading.enumerate() if thread.name == "beats"])
+    assert "heartbeats were stopped by an unexpected error" in caplog.text
+    assert "ZeroDivisionError: a defect" in caplog.text
+    # `poll` also sends heartbeats, so it raises the error if the error persists.
+    with pytest.raises(ZeroDivisionError):
+        consumer.poll()
+    del consumer.membership.heartbeat_if_due
+    consumer.close()
+
+
+def test_heartbeats_are_stopped_although_a_thread_starts_meanwhile(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Member:
+        def heartbeat(self) -> None:
+            pass
+
+    members = [Member() for _ in range(3)]
+    threads = [HeartbeatThread(member, "beats", 60) for member in members]
+    started, late = threads[:2], threads[2]
+    for thread in started:
+        thread.start()
+    is_alive = HeartbeatThread.is_alive
+
+    def start_another(thread: HeartbeatThread) -> bool:
+        if not is_alive(late):
+            late.start()
+        return is_alive(thread)
+
+    monkeypatch.setattr(heartbeat_thread, "_STARTED", weakref.WeakSet(started))
+    monkeypatch.setattr(HeartbeatThread, "is_alive", start_another)
+    heartbeat_thread._stop_all()
+    assert [is_alive(thread) for thread in threads] == [False, False, True]
+    late.stop()
+    late.join(10)
 
 
 def test_a_garbage_collected_consumer_stops_its_thread(local: str) -> None:

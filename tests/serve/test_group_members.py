@@ -125,9 +125,9 @@ def test_a_repeated_sync_group_ends_the_previous_request() -> None:
     asyncio.run(run())
 
 
-def test_members_get_a_response_if_a_rebalance_fails() -> None:
+def test_members_get_a_response_if_a_rebalance_fails(caplog: pytest.LogCaptureFixture) -> None:
     async def run() -> None:
-        errors: list[Exception] = [RuntimeError("broken")]
+        errors: list[Exception] = [RuntimeError("broken"), RuntimeError("broken")]
 
         async def begin(*_: object) -> Membership:
             if errors:
@@ -137,10 +137,15 @@ def test_members_get_a_response_if_a_rebalance_fails() -> None:
         group = group_of(begin)
         with pytest.raises(CodeError, match="COORDINATOR_NOT_AVAILABLE"):
             await asyncio.wait_for(joined(group, details("one", 60_000)), 20)
-        (again,) = group.members
-        assert (await group.join(replace(details("one", 60_000), member=again), id_first=False)).generation == 1
+        (member,) = group.members
+        again = replace(details("one", 60_000), member=member)
+        with pytest.raises(CodeError, match="COORDINATOR_NOT_AVAILABLE"):
+            await group.join(again, id_first=False)
+        assert (await group.join(again, id_first=False)).generation == 1
 
     asyncio.run(run())
+    # Clients rejoin immediately, so the warning is logged once per minute.
+    assert caplog.text.count("cannot write the next generation, so the members must rejoin: broken") == 1
 
 
 def test_a_group_closed_during_a_rebalance_ends_in_the_journal() -> None:

@@ -10,19 +10,20 @@ from __future__ import annotations
 import logging
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from sparklog.arguments import FUNCTION, LATER_POSITIONS, NAME, POSITIONS, checked, instance
 from sparklog.clients.consumer.consumer_options import TOPICS, ConsumerOptions, consumer_options
+from sparklog.clients.consumer.joined_member import JoinedMember
 from sparklog.clients.consumer.member import ConsumerMember, ManualAssignment, StandaloneMember
 from sparklog.clients.consumer.offset_commits import CommitCallback, OffsetCommits
 from sparklog.clients.consumer.partition_reader import PartitionReader
 from sparklog.clients.consumer.positions import PARTITIONS_OR_PAIRS, Partitions, partition_pairs
 from sparklog.clients.consumer.rebalances import RebalanceListener, Rebalances
-from sparklog.clients.consumer.shared_member import SharedMember
 from sparklog.clients.consumer.subscribed_topics import TopicSubscription, subscription_to
 from sparklog.common.settings import ValueType
+from sparklog.common.warned import is_due_warning
 from sparklog.errors import BadRequest, Conflict, Fenced, NotFound, SparklogError, Unavailable, Wakeup
 from sparklog.format.checkpoint_files import TopicPartition
 from sparklog.groups.group import Group
@@ -131,7 +132,7 @@ class Consumer(PartitionReader, GroupConsumer):
         """The membership in the group, which is used to commit offsets. Raises `BadRequest` if the consumer is not in a
         group.
         """
-        if not isinstance(self._member, SharedMember):
+        if not isinstance(self._member, JoinedMember):
             raise BadRequest(
                 f"{self!r} is not a member of a group: subscribe to topics, or send offsets with the id of the group"
             )
@@ -187,7 +188,7 @@ class Consumer(PartitionReader, GroupConsumer):
 
     def _join(self) -> ConsumerMember:
         if self._group is not None:
-            return SharedMember.join(self._topics, self._group, self._names, self._options)
+            return JoinedMember.join(self._topics, self._group, self._names, self._options)
         member = StandaloneMember(self._topics)
         member.subscribe(self._names)
         return member
@@ -330,45 +331,59 @@ class Consumer(PartitionReader, GroupConsumer):
 
     def _plan(self) -> bool:
         try:
-            try:
-                return self._fetcher.plan() or (self._member is not None and self._rebalances.follow(self._member))
-            except NotFound:
-                if not self._refresh_matches():
-                    raise
-                return True
-        except Fenced as error:
-            self._lose(error)
-            return False
+            # Reading the topics may have found new partitions, which are assigned immediately.
+            return self._fetcher.plan() or self._with_group(self._follow)
+        except NotFound:
+            if not self._refresh_matches():
+                raise
+            return True
 
     def _run_due_work(self) -> None:
         """Run the work that is due: commits, a heartbeat, a check for matching topics, and rebalances."""
         if self._woken:
             self._woken = False
             raise Wakeup(f"{self!r} was woken up")
-        try:
-            try:
-                self._do_due()
-            except Fenced as error:
-                self._lose(error)
-                self._do_due()
-        except Unavailable as error:
-            _LOG.warning(
-                "%r could not commit to its group or read it, and will retry at the next poll: %s", self, error
-            )
+        self._with_group(self._do_due)
         self._rebalances.notify()
 
-    def _do_due(self) -> None:
+    def _with_group(self, work: Callable[[], bool]) -> bool:
+        """Call `work`, which reads and writes the group, and return the result.
+
+        If the consumer was removed from its group, rejoin the group. If the store is unavailable, log a warning and
+        return False, because records can be read without the group for some time. The next call retries.
+        """
         try:
-            member = self._reader()
-            member.polled()
-            self._commits.run_due(member)
-            if self._env.elapsed_ms(self._matched) >= self._options["metadata_max_age_ms"]:
-                self._refresh_matches()
-            if self._rebalances.follow(member):
-                self._refresh_matches()
-        except NotFound:
-            if not self._refresh_matches():
-                raise
+            try:
+                return work()
+            except Fenced as error:
+                self._lose(error)
+                return work()
+        except Unavailable as error:
+            if is_due_warning("consumer", self._root.location, repr(self), now_ms=self._env.boot_ms()):
+                _LOG.warning(
+                    "%r could not commit to its group or read it, and will retry at the next poll: %s", self, error
+                )
+            return False
+
+    def _follow(self) -> bool:
+        return self._member is not None and self._rebalances.follow(self._member)
+
+    def _do_due(self) -> bool:
+        """Return True if the assignment has changed."""
+        while True:
+            try:
+                member = self._reader()
+                member.polled()
+                self._commits.run_due(member)
+                if self._env.elapsed_ms(self._matched) >= self._options["metadata_max_age_ms"]:
+                    self._refresh_matches()
+                has_changed = self._rebalances.follow(member)
+                if has_changed:
+                    self._refresh_matches()
+                return has_changed
+            except NotFound:
+                if not self._refresh_matches():
+                    raise
 
     def _lose(self, error: Fenced) -> None:
         """Remove all partitions, because the consumer was removed from its group. The next `poll` rejoins the group."""

@@ -15,6 +15,7 @@ from typing import Protocol
 
 from sparklog.errors import Fenced, SparklogError
 from sparklog.storage.exit_hooks import call_before_pools_stop
+from sparklog.storage.fork_safety import ForkLock
 
 _LOG = logging.getLogger("sparklog.groups")
 EXIT_TIMEOUT_S = 5.0
@@ -41,7 +42,8 @@ class HeartbeatThread:
         finalizer.atexit = False
 
     def start(self) -> None:
-        _STARTED.add(self)
+        with _LOCK:
+            _STARTED.add(self)
         self._thread.start()
 
     def is_alive(self) -> bool:
@@ -70,16 +72,23 @@ class HeartbeatThread:
                 return
             except SparklogError as error:
                 _LOG.warning("a heartbeat failed and will be retried in %s s: %s", self._every_s, error)
+            except Exception:  # noqa: BLE001  (the next poll raises the error if it persists)
+                _LOG.exception("heartbeats were stopped by an unexpected error")
+                return
             # Do not hold a reference to the member while waiting.
             del member
 
 
 _STARTED: weakref.WeakSet[HeartbeatThread] = weakref.WeakSet()
+_LOCK = ForkLock()
+"""Held while `_STARTED` is changed or copied."""
 
 
 def _stop_all() -> None:
+    with _LOCK:
+        started = list(_STARTED)
     # A forked child process has the thread objects of its parent, but these threads do not run in the child.
-    threads = [thread for thread in _STARTED if thread.is_alive()]
+    threads = [thread for thread in started if thread.is_alive()]
     for thread in threads:
         thread.stop()
     for thread in threads:

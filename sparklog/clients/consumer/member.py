@@ -3,8 +3,10 @@ membership.
 
 A consumer that subscribes without a group reads all partitions of its topics (`StandaloneMember`). A consumer with
 manually assigned partitions reads these partitions (`ManualAssignment`). The third implementation is a member of a
-group (`SharedMember`).
+group (`JoinedMember`).
 """
+
+# ruff: noqa: B027  (the methods for group members do nothing by default)
 
 from __future__ import annotations
 
@@ -23,8 +25,11 @@ NO_PARTITIONS: frozenset[TopicPartition] = frozenset()
 class ConsumerMember(ABC):
     """Owns partitions for a consumer. By default, the methods for group members do nothing."""
 
-    def subscribe(self, topics: Sequence[str]) -> None:  # noqa: B027  (a member without topics has nothing to do)
-        """Replace the topics to read."""
+    is_eager = False
+    """True if the member revokes all partitions in each rebalance, as eager members do in Kafka."""
+
+    def subscribe(self, topics: Sequence[str]) -> None:
+        """Replace the topics to read. The next `refresh` applies the change."""
 
     @abstractmethod
     def refresh(self) -> bool:
@@ -40,12 +45,8 @@ class ConsumerMember(ABC):
         """Return the owned partitions that the member must revoke."""
         return NO_PARTITIONS
 
-    def revoke(self) -> None:  # noqa: B027
+    def revoke(self) -> None:
         """Release the partitions that must be revoked."""
-
-    def is_eager(self) -> bool:
-        """Return True if the member revokes all partitions in each rebalance, as eager members do in Kafka."""
-        return False
 
     def must_revoke_all(self) -> bool:
         """Return True if the member is eager and has not yet revoked all partitions for the latest rebalance."""
@@ -59,17 +60,21 @@ class ConsumerMember(ABC):
         """Return True if another process has joined the group as the same static member."""
         return False
 
-    @abstractmethod
     def commit(self, offsets: Offsets) -> None:
-        """Commit offsets. Raises `Fenced` if the consumer is no longer a member of its group."""
+        """Commit offsets. Raises `Fenced` if the consumer is no longer a member of its group, and `BadRequest` if the
+        consumer has no group.
+        """
+        raise BadRequest(
+            "a consumer without a group cannot commit offsets: specify a group, or enable_auto_commit=False"
+        )
 
-    def polled(self) -> None:  # noqa: B027
+    def polled(self) -> None:
         """Record that the program has polled. Send a heartbeat if one is due."""
 
-    def leave(self) -> None:  # noqa: B027
+    def leave(self) -> None:
         """Leave the group."""
 
-    def stop(self) -> None:  # noqa: B027
+    def stop(self) -> None:
         """Stop background work, but do not leave the group."""
 
 
@@ -100,11 +105,6 @@ class StandaloneMember(ConsumerMember):
     def revoke(self) -> None:
         self._owned = self._assigned
 
-    def commit(self, offsets: Offsets) -> None:
-        raise BadRequest(
-            "a consumer without a group cannot commit offsets: specify a group, or enable_auto_commit=False"
-        )
-
 
 class ManualAssignment(ConsumerMember):
     """Owns the partitions that the program assigned. Offsets can be committed if the group has no members."""
@@ -123,7 +123,6 @@ class ManualAssignment(ConsumerMember):
 
     def commit(self, offsets: Offsets) -> None:
         if self._group is None:
-            raise BadRequest(
-                "a consumer without a group cannot commit offsets: specify a group, or enable_auto_commit=False"
-            )
-        self._group.alter(offsets)
+            super().commit(offsets)
+        else:
+            self._group.alter(offsets)

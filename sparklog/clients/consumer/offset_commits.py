@@ -1,5 +1,8 @@
 """Explicit, automatic and asynchronous commits of a consumer.
 
+An explicit commit is one entry, which is written or rejected as a whole. If the entry of an automatic commit is
+rejected because a topic was deleted or recreated, the positions in the other topics are still committed, as in Kafka.
+
 Asynchronous commits do not run in a separate thread. `commit_async` adds a commit to a queue, and the next call that
 can commit offsets writes all queued commits as one entry. If the entry is rejected, each commit is written separately,
 so that each callback receives the error of its own commit.
@@ -60,14 +63,25 @@ class OffsetCommits:
         self.run_pending(member)
         now = self._env.now()
         if self.interval_ms is not None and now.elapsed_ms(self._last_automatic) >= self.interval_ms:
-            self._write(member, self._positions.uncommitted())
+            self._commit_positions(member)
             self._last_automatic = now
 
     def run_before_revoke(self, member: ConsumerMember) -> None:
         """Run the pending commits. If automatic commits are enabled, also commit the positions."""
         self.run_pending(member)
         if self.interval_ms is not None:
-            self._write(member, self._positions.uncommitted())
+            self._commit_positions(member)
+
+    def _commit_positions(self, member: ConsumerMember) -> None:
+        """Commit the uncommitted positions. If a topic is rejected, commit the other topics and raise the error."""
+        offsets = self._positions.uncommitted()
+        try:
+            self._write(member, offsets)
+        except (Conflict, NotFound):
+            errors = [self._try(member, {topic: positions}) for topic, positions in offsets.items()]
+            for error in errors:
+                if error is not None:
+                    raise error from None
 
     def run_pending(self, member: ConsumerMember) -> None:
         while self._pending:

@@ -145,6 +145,7 @@ class PartitionReader(ABC):
             Fenced: If another process has joined as the same static member.
             Conflict: If a topic was deleted or recreated.
             NotFound: If unread records were deleted and `auto_offset_reset` is `none`.
+            Unavailable: If the store failed while records were read. The next call continues at the same positions.
         """
         batches = self._poll(timeout, self.max_poll_records)
         for batch in batches:

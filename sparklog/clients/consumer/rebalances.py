@@ -91,7 +91,7 @@ class Rebalances:
         self._revoked_all = self._revoked_all or revokes_all
         if revokes_all or member.revoking():
             member.revoke()
-        if member.is_stable() or not member.is_eager():
+        if member.is_stable() or not member.is_eager:
             self._start_added(member)
         self._unfinished = not member.is_stable()
         return self._positions.assigned != before
