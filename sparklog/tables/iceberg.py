@@ -19,12 +19,15 @@ the table is loaded to find out whether it contains the snapshot.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from typing import IO, Any, cast
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 from pyiceberg.catalog import Catalog
+from pyiceberg.conversions import from_bytes
 from pyiceberg.exceptions import (
     AuthorizationExpiredError,
     BadRequestError,
@@ -39,22 +42,27 @@ from pyiceberg.exceptions import (
     UnauthorizedError,
     ValidationError,
 )
+from pyiceberg.expressions import AlwaysTrue
 from pyiceberg.io.pyarrow import (
+    ArrowScan,
+    MetricModeTypes,
+    MetricsMode,
     compute_statistics_plan,
     data_file_statistics_from_parquet_metadata,
     parquet_path_to_id_mapping,
-    schema_to_pyarrow,
 )
 from pyiceberg.manifest import DataFile, DataFileContent, FileFormat
-from pyiceberg.table import CommitTableResponse, Table, Transaction
+from pyiceberg.table import CommitTableResponse, FileScanTask, Table, Transaction
 from pyiceberg.table.metadata import TableMetadata
 from pyiceberg.table.snapshots import Snapshot
 from pyiceberg.table.update import AddSnapshotUpdate, TableRequirement, TableUpdate
 from pyiceberg.typedef import Record
+from pyiceberg.types import BinaryType, IntegerType, LongType, StringType
 
 from sparklog.errors import BadRequest, Conflict, NotFound, SparklogError, Unavailable
 from sparklog.tables import iceberg_schema
-from sparklog.tables.target import NewFile, NewOutput, TableLayout, TableState
+from sparklog.tables.merge import ExistingFile, merge_changes
+from sparklog.tables.target import NewFile, NewOutput, RowChanges, TableLayout, TableState
 from sparklog.tables.watermark import COMMIT_ID, Watermark
 
 TABLE_PROPERTIES = {
@@ -67,19 +75,26 @@ TABLE_PROPERTIES = {
     "write.metadata.previous-versions-max": "100",
 }
 """Properties of a new table."""
-SCHEMA_ID, SPEC_ID = b"sparklog.iceberg.schema-id", b"sparklog.iceberg.spec-id"
-"""Keys in the metadata of `TableState.schema`, which become part of the footer of each data file. If the table's schema
-or partitioning changes before the file is committed, they identify the schema and the partitioning of the file.
-"""
+BATCH_BYTES = 16 << 20
+MAX_BATCH_ROWS = 1 << 17
+COMPARABLE = (BinaryType, IntegerType, LongType, StringType)
+"""Types whose bounds are represented by the same Python values as the values of Arrow."""
 DENIED = (AuthorizationExpiredError, ForbiddenError, OAuthError, PermissionError, UnauthorizedError)
 
 
 class IcebergTable:
-    """A table in an Iceberg catalog. See `sparklog.tables.target.TargetTable`."""
+    """A table in an Iceberg catalog. See `sparklog.tables.target.TargetTable`.
 
-    def __init__(self, catalog: Catalog, identifier: tuple[str, ...]) -> None:
+    Args:
+        catalog: The catalog.
+        identifier: The namespace and the name of the table.
+        new_id: Returns a random id for the names of files.
+    """
+
+    def __init__(self, catalog: Catalog, identifier: tuple[str, ...], new_id: Callable[[], str]) -> None:
         self._catalog = catalog
         self._identifier = identifier
+        self._new_id = new_id
 
     @property
     def name(self) -> str:
@@ -137,8 +152,17 @@ class IcebergTable:
     def append(self, state: TableState, files: Sequence[NewFile], watermark: Watermark) -> None:
         self.commit(state, files, (), watermark)
 
+    def upsert(self, state: TableState, changes: RowChanges, watermark: Watermark) -> None:
+        merge = merge_changes(self, state, changes, f"{watermark.topic_id}-{self._new_id()}")
+        try:
+            self.commit(state, merge.added, merge.removed, watermark)
+        except SparklogError as error:
+            if not (isinstance(error, Unavailable) and error.is_unknown):
+                self.delete_files([file.path for file in merge.added])
+            raise
+
     def commit(
-        self, state: TableState, added: Sequence[NewFile], removed: Sequence[DataFile], watermark: Watermark
+        self, state: TableState, added: Sequence[NewFile], removed: Sequence[ExistingFile], watermark: Watermark
     ) -> None:
         """Commit new files, the removal of existing files and the watermark, based on exactly `state`."""
         table: Table = state.handle
@@ -149,28 +173,61 @@ class IcebergTable:
         added_files = [self._data_file(table, file) for file in added]
         with self._errors("write the manifests of"), update.overwrite() if removed else update.merge_append() as change:
             for file in removed:
-                change.delete_data_file(file)
-            for file in added_files:
-                change.append_data_file(file)
+                change.delete_data_file(file.handle.file)
+            for data_file in added_files:
+                change.append_data_file(data_file)
         self._commit(transaction)
 
-    def find_commit(self, commit_id: str, since: TableState) -> bool:
-        table, base = self._loaded(), since.handle
-        if any(_summary(snapshot).get(COMMIT_ID) == commit_id for snapshot in table.snapshots()):
-            return True
-        if table.last_sequence_number == base.last_sequence_number:
-            return False
-        for snapshot in _ancestors(table.metadata):
-            # Expiry of snapshots removes the id of an expired parent. The commit would be the next one after `since`.
-            if snapshot.snapshot_id == base.metadata.current_snapshot_id:
-                return False
-            if snapshot.sequence_number == base.last_sequence_number + 1:
-                return False
-        raise Unavailable(
-            f"the snapshots of table {self.name} since a commit with an unknown result have expired or were rolled "
-            "back, so the result cannot be determined: expire snapshots later",
-            is_unknown=True,
-        )
+    def partition_columns(self, state: TableState) -> Sequence[str]:
+        table: Table = state.handle
+        return iceberg_schema.source_columns(table.spec(), table.schema())
+
+    def existing_files(self, state: TableState) -> Sequence[ExistingFile]:
+        table: Table = state.handle
+        schema = table.schema()
+        bounded = {
+            field.field_id: (field.name, field.field_type)
+            for field in schema.fields
+            if isinstance(field.field_type, COMPARABLE)
+        }
+        files = []
+        with self._errors("read the manifests of"):
+            for task in table.scan().plan_files():
+                file = task.file
+                lower, upper = file.lower_bounds or {}, file.upper_bounds or {}
+                bounds = {
+                    name: (from_bytes(kind, lower[number]), from_bytes(kind, upper[number]))
+                    for number, (name, kind) in bounded.items()
+                    if number in lower and number in upper
+                }
+                values = None
+                if file.spec_id == table.spec().spec_id:
+                    values = tuple(file.partition[index] for index in range(len(table.spec().fields)))
+                files.append(
+                    ExistingFile(file.file_path, file.record_count, file.file_size_in_bytes, values, bounds, task)
+                )
+        return files
+
+    def read_file(self, state: TableState, file: ExistingFile, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
+        table: Table = state.handle
+        task: FileScanTask = file.handle
+        schema = pa.schema([state.schema.field(name) for name in columns])
+        with self._errors("read a file of"):
+            if task.delete_files:
+                # Other engines may mark rows as deleted in separate files.
+                scan = ArrowScan(table.metadata, table.io, table.schema().select(*columns), AlwaysTrue())
+                for rows in scan.to_record_batches([task]):
+                    yield rows.select(columns).cast(schema)
+                return
+            with table.io.new_input(file.path).open() as stream, pq.ParquetFile(stream) as parquet:
+                names = _names_in_file(table, parquet.schema_arrow, schema)
+                present = [name for name in names if name is not None]
+                for rows in parquet.iter_batches(_batch_rows(parquet.metadata), columns=present):
+                    arrays = [
+                        pa.nulls(rows.num_rows, field.type) if name is None else rows.column(name).cast(field.type)
+                        for name, field in zip(names, schema, strict=True)
+                    ]
+                    yield pa.RecordBatch.from_arrays(arrays, schema=schema)
 
     def delete_files(self, paths: Sequence[str]) -> None:
         table = self._loaded()
@@ -194,14 +251,13 @@ class IcebergTable:
 
     def _state(self, table: Table) -> TableState:
         if table.format_version < 2:
-            # Snapshots of version 1 have no sequence numbers, which `find_commit` needs.
+            # Other engines write version 1 only to tables that are years old.
             raise BadRequest(
                 f"table {self.name} has format version 1: upgrade it to version 2 (in Spark: ALTER TABLE ... SET "
                 "TBLPROPERTIES ('format-version' = '2'))"
             )
-        ids = {SCHEMA_ID: str(table.schema().schema_id), SPEC_ID: str(table.spec().spec_id)}
-        schema = schema_to_pyarrow(table.schema()).with_metadata(ids)
-        return TableState(schema, self._watermark(table.metadata), table)
+        schema = iceberg_schema.arrow_schema(table.schema())
+        return TableState(schema, self._watermark(table.metadata), handle=table)
 
     def _watermark(self, metadata: TableMetadata) -> Watermark | None:
         for snapshot in _ancestors(metadata):
@@ -217,17 +273,13 @@ class IcebergTable:
         return Watermark.from_properties(metadata.properties, self.name)
 
     def _data_file(self, table: Table, file: NewFile) -> DataFile:
-        """Return the manifest entry of a file, with the schema and partitioning for which it was written."""
-        footer: Mapping[bytes, bytes] = file.metadata.metadata or {}
-        schema = table.schemas()[int(footer.get(SCHEMA_ID, table.schema().schema_id))]
-        spec_id = int(footer.get(SPEC_ID, table.spec().spec_id))
-        if spec_id != table.spec().spec_id:
-            raise BadRequest(f"the partitioning of table {self.name} has changed during the run: run it again")
-        statistics = data_file_statistics_from_parquet_metadata(
-            file.metadata,
-            compute_statistics_plan(schema, table.properties),
-            parquet_path_to_id_mapping(schema),
-        )
+        """Return the manifest entry of a file."""
+        schema = table.schema()
+        columns = parquet_path_to_id_mapping(schema)
+        plan = compute_statistics_plan(schema, table.properties)
+        for name in _columns_without_statistics(file.metadata):
+            plan[columns[name]] = replace(plan[columns[name]], mode=MetricsMode(MetricModeTypes.NONE))
+        statistics = data_file_statistics_from_parquet_metadata(file.metadata, plan, columns)
         return DataFile.from_args(
             content=DataFileContent.DATA,
             file_path=file.path,
@@ -235,7 +287,7 @@ class IcebergTable:
             partition=Record(*file.partition_values),
             file_size_in_bytes=file.nbytes,
             sort_order_id=None,
-            spec_id=spec_id,
+            spec_id=table.spec().spec_id,
             equality_ids=None,
             key_metadata=None,
             **statistics.to_serialized_dict(),
@@ -286,7 +338,7 @@ class IcebergTable:
         """Convert the errors of a request that does not commit."""
         try:
             yield
-        except SparklogError:
+        except (AttributeError, NameError, SparklogError, TypeError):
             raise
         except DENIED as error:
             raise self._denied(action, error) from error
@@ -330,6 +382,31 @@ class _SingleAttempt:
         except CommitFailedException as error:
             added = (update.snapshot for update in updates if isinstance(update, AddSnapshotUpdate))
             raise _RejectedError(next(added, None)) from error
+
+
+def _names_in_file(table: Table, file_schema: pa.Schema, schema: pa.Schema) -> list[str | None]:
+    """Return the name of each column in a file, or None if it was added to the table later.
+
+    Files that were added without field ids have the column names of the table's name mapping.
+    """
+    names = iceberg_schema.field_ids(file_schema)
+    if not names and (mapping := table.name_mapping()) is not None:
+        known = {name: field.field_id for field in mapping.root for name in field.names}
+        names = {number: name for name in file_schema.names if (number := known.get(name)) is not None}
+    return [names.get(number) for number in iceberg_schema.field_ids(schema)]
+
+
+def _batch_rows(footer: pq.FileMetaData) -> int:
+    """Return the number of rows that are read together, so that a batch has about `BATCH_BYTES`."""
+    nbytes = sum(int(footer.row_group(index).total_byte_size) for index in range(footer.num_row_groups))
+    return max(1, min(MAX_BATCH_ROWS, BATCH_BYTES * int(footer.num_rows) // max(1, nbytes)))
+
+
+def _columns_without_statistics(footer: pq.FileMetaData) -> set[str]:
+    """Return the paths of columns without statistics in a row group."""
+    groups = (footer.row_group(index) for index in range(footer.num_row_groups))
+    chunks = (group.column(index) for group in groups for index in range(group.num_columns))
+    return {chunk.path_in_schema for chunk in chunks if not chunk.is_stats_set}
 
 
 def _ancestors(metadata: TableMetadata) -> Iterator[Snapshot]:

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-from pyiceberg.io.pyarrow import UnsupportedPyArrowTypeException, pyarrow_to_schema
+from pyiceberg.io.pyarrow import UnsupportedPyArrowTypeException, pyarrow_to_schema, schema_to_pyarrow
 from pyiceberg.partitioning import PARTITION_FIELD_ID_START, PartitionField, PartitionSpec
 from pyiceberg.schema import Schema
 from pyiceberg.transforms import (
@@ -81,6 +81,33 @@ def _is_supported(field: pa.Field) -> bool:
     except (TypeError, ValueError, UnsupportedPyArrowTypeException):
         return False
     return True
+
+
+def arrow_schema(schema: Schema) -> pa.Schema:
+    """Return the Arrow schema of data files, with field ids. It has no types with 64-bit offsets."""
+    return pa.schema([_small(field) for field in schema_to_pyarrow(schema)])
+
+
+def _small(field: pa.Field) -> pa.Field:
+    kind = field.type
+    if pa.types.is_struct(kind):
+        kind = pa.struct([_small(inner) for inner in kind])
+    elif pa.types.is_map(kind):
+        kind = pa.map_(_small(kind.key_field), _small(kind.item_field))
+    elif pa.types.is_large_list(kind):
+        kind = pa.list_(_small(kind.value_field))
+    elif pa.types.is_large_string(kind):
+        kind = pa.string()
+    elif pa.types.is_large_binary(kind):
+        kind = pa.binary()
+    return field.with_type(kind)
+
+
+def field_ids(schema: pa.Schema) -> dict[int, str]:
+    """Return the name of the column with each field id."""
+    return {
+        int(field.metadata[FIELD_ID]): field.name for field in schema if field.metadata and FIELD_ID in field.metadata
+    }
 
 
 def _with_id(field: pa.Field, field_id: int) -> pa.Field:

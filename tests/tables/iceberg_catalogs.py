@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -26,6 +27,10 @@ class CatalogSetup:
     catalog: Catalog
     properties: dict[str, str]
     server: RestServer | None = None
+
+
+def new_id() -> str:
+    return uuid.uuid4().hex
 
 
 def sqlite_properties(directory: Path) -> dict[str, str]:
