@@ -16,7 +16,7 @@ import pyarrow as pa
 
 from sparklog.common.lazy import lazy_names
 from sparklog.errors import BadRequest
-from sparklog.format.values import NAMES_OF_ALL, RowName, ValueFormat, value_format
+from sparklog.format.values import NAMES_OF_ALL, SCHEMA_FORMATS, RowName, ValueFormat, value_format
 
 if TYPE_CHECKING:
     from sparklog.schemas.registry import SchemaRegistry, Subject
@@ -153,17 +153,18 @@ def encode_records(
 
 def open_format(name: str, schema: Schemas = None) -> ValueFormat:
     """Return a format, and read its schemas."""
-    if name != "avro":
+    if name not in SCHEMA_FORMATS:
         if schema is not None:
-            raise BadRequest(f"only the format avro has a schema: omit the schema for the format {name}")
+            names = f"{', '.join(SCHEMA_FORMATS[:-1])} and {SCHEMA_FORMATS[-1]}"
+            raise BadRequest(f"only the formats {names} have schemas: omit the schema for the format {name}")
         return value_format(name)
     if schema is None:
-        raise BadRequest("the format avro requires a schema, or a schema for each id")
+        raise BadRequest(f"the format {name} requires a schema, or a schema for each id")
     from sparklog.schemas.opening import schema_format
     from sparklog.schemas.registry import SchemaRegistry, Subject
 
     def given(schema: Any) -> Any:
-        parsed = read_schema(schema)
+        parsed = read_schema(schema, SCHEMA_TITLES[name])
         return json.dumps(parsed) if isinstance(parsed, str) else parsed
 
     if isinstance(schema, (SchemaRegistry, Subject)):
@@ -173,8 +174,11 @@ def open_format(name: str, schema: Schemas = None) -> ValueFormat:
     return schema_format(name, given(schema))
 
 
-def read_schema(schema: Any) -> Any:
-    """Return a schema as a Python object, from a file or from JSON.
+SCHEMA_TITLES = {"avro": "an Avro schema", "json-schema": "a JSON Schema"}
+
+
+def read_schema(schema: Any, title: str) -> Any:
+    """Return a schema as a Python object, from a file or from JSON. `title` is the name of its format in messages.
 
     A string that starts like JSON is not a file name.
     """
@@ -187,11 +191,11 @@ def read_schema(schema: Any) -> Any:
             text = Path(text).read_text(encoding="utf-8")
         except (OSError, ValueError) as error:
             reason = getattr(error, "strerror", None) or "the file is not UTF-8"
-            raise BadRequest(f"the file {source} with an Avro schema cannot be read: {reason}") from None
+            raise BadRequest(f"the file {source} with {title} cannot be read: {reason}") from None
     try:
         return json.loads(text)
     except ValueError as error:
-        raise BadRequest(f"expected an Avro schema as JSON; {source} is invalid: {error}") from None
+        raise BadRequest(f"expected {title} as JSON; {source} is invalid: {error}") from None
 
 
 def row_names(records: pa.Table | pa.RecordBatch, name: str) -> RowName:
@@ -232,7 +236,8 @@ def _open_formats(
         if name is not None:
             formats[column] = open_format(name, schema)
         elif schema is not None:
-            raise BadRequest(f"{column}_schema requires {column}='avro'")
+            alternatives = " or ".join(f"{column}='{each}'" for each in SCHEMA_FORMATS)
+            raise BadRequest(f"{column}_schema requires {alternatives}")
     return formats
 
 

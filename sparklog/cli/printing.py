@@ -24,8 +24,10 @@ if TYPE_CHECKING:
     from sparklog.schemas.registry import SchemaRegistry
 
 
-Format = Literal["string", "short", "integer", "long", "float", "double", "json", "hex", "base64", "avro"]
-SCHEMA_FORMATS = ("avro",)
+Format = Literal[
+    "string", "short", "integer", "long", "float", "double", "json", "hex", "base64", "avro", "json-schema"
+]
+SCHEMA_FORMATS = ("avro", "json-schema")
 
 SCHEMA_HELP = "File with the schema of {}. If a schema registry was used, specify ID=FILE for each schema id."
 

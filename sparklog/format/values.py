@@ -16,6 +16,7 @@ the values.
 | json                                 | JSON in UTF-8                      | inferred type  | JSON on one line |
 | hex, base64                          | any                                | string         | digits           |
 | avro                                 | see `sparklog.format.avro`         | by the schema  | Avro's JSON      |
+| json-schema                          | see `sparklog.format.json_schema`  | by the schema  | JSON on one line |
 
 Numbers are converted with numpy and Arrow, without a Python object per row. An invalid row raises `BadRequest` with the
 name of the row.
@@ -34,6 +35,7 @@ import pyarrow.compute as pc
 
 from sparklog.errors import BadRequest, did_you_mean
 from sparklog.format.arrow_numpy import binary_array, bytes_array, fixed_array, fixed_values, valid_rows
+from sparklog.format.json_columns import json_column
 
 RowName = Callable[[int], str]
 """Function that returns the name of a row for error messages, given the index of the row."""
@@ -320,7 +322,13 @@ class JsonFormat(ValueFormat):
         return None
 
     def _decode(self, column: pa.Array, kind: pa.DataType | None) -> pa.Array:
-        return pa.array([None if cell is None else loads(cell) for cell in _text(column).to_pylist()], kind)
+        values = [None if cell is None else loads(cell) for cell in _text(column).to_pylist()]
+        if kind is not None:
+            return json_column(values, kind)
+        try:
+            return pa.array(values)
+        except OverflowError as error:
+            raise ValueError(str(error)) from None
 
     def _encode(self, column: pa.Array) -> pa.Array:
         return each_row(column, dumps)
@@ -370,7 +378,7 @@ FORMATS: dict[str, Callable[[str], ValueFormat]] = {
     ),
     "base64": lambda name: DigitsFormat(name, base64.b64encode, _from_base64),
 }
-SCHEMA_FORMATS = ("avro",)
+SCHEMA_FORMATS = ("avro", "json-schema")
 """Formats that require a schema (`sparklog.format.registered`)."""
 NAMES_OF_ALL = (*FORMATS, *SCHEMA_FORMATS)
 

@@ -60,6 +60,10 @@ def of_type(schema: RegisteredSchema, name: str, subject: str) -> RegisteredSche
 
 
 def _format_class(name: str) -> type[SchemaFormat]:
-    from sparklog.format.avro import AvroFormat
+    if name == "avro":
+        from sparklog.format.avro import AvroFormat
 
-    return AvroFormat
+        return AvroFormat
+    from sparklog.format.json_schema import JsonSchemaFormat
+
+    return JsonSchemaFormat

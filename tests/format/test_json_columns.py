@@ -1,0 +1,93 @@
+"""Test columns of JSON values: each value has the type of its column, or is rejected."""
+
+from __future__ import annotations
+
+import datetime
+from decimal import Decimal
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from sparklog import formats
+from sparklog.errors import BadRequest
+from sparklog.format.json_columns import JSON_TEXT, json_column, without_markers
+
+UTC = pa.timestamp("us", "UTC")
+NESTED = pa.struct(
+    [("a", pa.list_(pa.struct([("b", pa.int32())]))), ("m", pa.map_(pa.string(), pa.list_(pa.float64()))), ("t", UTC)]
+)
+
+
+@pytest.mark.parametrize(
+    ("kind", "values", "expected"),
+    [
+        (pa.int64(), [1, None, 2.0, -(2**63)], [1, None, 2, -(2**63)]),
+        (pa.float32(), [1, 0.5, None], [1.0, 0.5, None]),
+        (pa.float64(), [2**60 + 1], [float(2**60)]),
+        (pa.bool_(), [True, None, False], [True, None, False]),
+        (pa.string(), ["x", None], ["x", None]),
+        (pa.null(), [None], [None]),
+        (pa.decimal128(6, 2), [1, "2.50", 0.25, None], [Decimal(1), Decimal("2.50"), Decimal("0.25"), None]),
+        (pa.date32(), ["2026-01-02", None], [datetime.date(2026, 1, 2), None]),
+        (pa.list_(pa.int64()), [[1, 2], None, []], [[1, 2], None, []]),
+        (pa.map_(pa.string(), pa.int64()), [{"k": 1}, None, {}], [[("k", 1)], None, []]),
+        (pa.struct([]), [{"x": 1}, None], [{}, None]),
+        (JSON_TEXT, [{"é": [1.10]}, "x", None, 1], ['{"é": [1.1]}', '"x"', None, "1"]),
+        (
+            NESTED,
+            [{"a": [{"b": 1}, None, {}], "m": {"k": [1]}, "t": "2026-01-02T03:04:05Z", "x": 1}, {"a": None}, None],
+            [
+                {
+                    "a": [{"b": 1}, None, {"b": None}],
+                    "m": [("k", [1.0])],
+                    "t": datetime.datetime(2026, 1, 2, 3, 4, 5, tzinfo=datetime.timezone.utc),
+                },
+                {"a": None, "m": None, "t": None},
+                None,
+            ],
+        ),
+    ],
+)
+def test_values_become_a_column(kind: pa.DataType, values: list[Any], expected: list[Any]) -> None:
+    column = json_column(values, kind)
+    column.validate(full=True)
+    assert (column.type, column.to_pylist()) == (without_markers(kind), expected)
+    assert json_column([], kind).type == without_markers(kind)
+    assert json_column([None, None], kind).null_count == 2
+
+
+@pytest.mark.parametrize(
+    ("kind", "value", "says"),
+    [
+        (pa.int64(), 1.5, "expected an integer, found 1.5"),
+        (pa.int64(), True, "expected an integer, found true"),
+        (pa.int64(), 2**70, ""),
+        (pa.int8(), 300, ""),
+        (pa.float64(), True, "expected a number, found true"),
+        (pa.float64(), 10**400, "too large"),
+        (pa.bool_(), 1, "expected true or false, found 1"),
+        (pa.string(), 1, "expected a string, found 1"),
+        (pa.decimal128(4, 2), "x", "expected a number, found 'x'"),
+        (pa.struct([("a", pa.int64())]), [["a", 1]], 'expected an object, found [["a", 1]]'),
+        (pa.list_(pa.int64()), {"a": 1}, 'expected an array, found {"a": 1}'),
+        (pa.map_(pa.string(), pa.int64()), [["a", 1]], "expected an object"),
+        (UTC, "yesterday", ""),
+        (UTC, 1.5, "expected a timestamp[us, tz=UTC], found 1.5"),
+        (pa.null(), 1, ""),
+    ],
+)
+def test_values_of_another_type_are_rejected(kind: pa.DataType, value: Any, says: str) -> None:
+    for column, of in (([value], kind), ([{"x": [value]}], pa.struct([("x", pa.list_(kind))]))):
+        with pytest.raises((ValueError, TypeError, pa.ArrowException)) as error:
+            json_column(column, of)
+        assert says in str(error.value)
+
+
+def test_json_is_decoded_to_the_given_type_or_rejected() -> None:
+    rows = pa.array([b'{"n": 1}', b'{"n": 1.5}', b'{"n": 18446744073709551616}', b"[]"])
+    values, invalid = formats.open_format("json").decode_valid(rows, pa.struct([("n", pa.int64())]))
+    assert (values.to_pylist(), sorted(invalid)) == ([{"n": 1}, None, None, None], [1, 2, 3])
+    assert invalid[1].endswith("(expected an integer, found 1.5)")
+    with pytest.raises(BadRequest, match="row 0: expected JSON, found 23 bytes"):
+        formats.decode(pa.array([b"123456789012345678901234"[:23]]), "json")
