@@ -98,8 +98,8 @@ class MergeWork:
         except MissingFile as missing:
             files.discard()
             raise Conflict(
-                f"{missing.file}, which is in the plan for topic {self.topic}, does not exist: it was merged or sealed "
-                "and deleted after the work was planned; run the compaction again"
+                f"{missing.file}, which is in the plan for topic {self.topic}, does not exist, because it was merged "
+                "or sealed, and then deleted, after the work was planned; run the compaction again"
             ) from None
         except BaseException:
             files.discard()

@@ -258,7 +258,7 @@ class SegmentWriter:
 
     def _segment(self) -> _SegmentInProgress:
         if self._current is None:
-            raise BadRequest("no segment was started: call begin with its base offset first")
+            raise BadRequest("no segment was started: call begin with the base offset of the segment first")
         return self._current
 
     @staticmethod

@@ -135,7 +135,7 @@ def one_of(argument: str | None, option: str | None, names: str = "TOPIC --topic
     """Return the value of an argument or an option. Raises a usage error if both are given and differ."""
     first, second = names.split()
     if argument is not None and option not in (None, argument):
-        raise BadParameter(f"expected {first} once, found {argument!r} and {second} {option!r}: omit one")
+        raise BadParameter(f"expected {first} once, found {argument!r} and {second} {option!r}: omit one of them")
     return option if argument is None else argument
 
 
@@ -239,7 +239,7 @@ class Topics:
         arguments, named = list(comma_separated(self.topics)), list(topic_names(self.topic_option))
         if arguments and named and set(arguments) != set(named):
             both = f"{' '.join(arguments)!r} and --topic {','.join(named)!r}"
-            raise BadParameter(f"expected topics once, found {both}: omit one")
+            raise BadParameter(f"specify the topics only once, found {both}: omit one of them")
         return arguments or named or None
 
 

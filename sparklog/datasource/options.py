@@ -148,8 +148,8 @@ class Options:
             return
         if self.write.configs:
             raise BadRequest(
-                f"Option '{TOPIC_CONFIG}{min(self.write.configs)}' is for a write that creates a topic: remove it from "
-                "this read; `sparklog configs alter` changes the topic's configs"
+                f"Option '{TOPIC_CONFIG}{min(self.write.configs)}' applies only to a write that creates a topic: "
+                "remove it from this read; to change the configs of the topic, use `sparklog configs alter`"
             )
         wrong = sorted(n for n in self.given if _BY_NAME[n].used_by == WRITE and n not in LEVELS.values())
         if wrong:

@@ -195,8 +195,12 @@ def _metrics(lags: list[QueryLag]) -> list[Metric]:
     return [
         Metric(f"sparklog_query_{name}", text, list(zip(labels, values, strict=True)))
         for name, text, values in (
-            ("offsets_behind_latest", "Offsets that a query had not read.", [item.behind for item in lags]),
-            ("max_offsets_behind_latest", "The most of one partition.", [item.max_behind for item in lags]),
-            ("batch_id", "The latest micro-batch.", [item.batch_id for item in lags]),
+            ("offsets_behind_latest", "Number of offsets that the query has not read.", [item.behind for item in lags]),
+            (
+                "max_offsets_behind_latest",
+                "Maximum number of unread offsets in a partition.",
+                [item.max_behind for item in lags],
+            ),
+            ("batch_id", "Id of the latest micro-batch.", [item.batch_id for item in lags]),
         )
     ]

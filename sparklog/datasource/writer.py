@@ -203,7 +203,7 @@ def publish(plan: SinkPlan, messages: Sequence[SparklogCommitMessage], key: Writ
     expected = {part.target.root_id for message in messages for part in message.topics} | {plan.root_id or root.id}
     for root_id in sorted(expected - {root.id}):
         raise Conflict(
-            f"The root at {root.location} changed its id from {root_id} to {root.id} during this write: repeat the "
+            f"The id of the root at {root.location} changed from {root_id} to {root.id} during this write: repeat the "
             "write"
         )
     topics = _files_by_topic(messages)

@@ -436,7 +436,8 @@ def _checkpoint(root: Root, topic: Topic) -> Iterator[Check]:
     behind = state.topic_state.version - state.checkpoint_version
     every = root.store.limits.checkpoint_commits
     if behind >= MAX_LATE_CHECKPOINTS * every:
-        message = f"topic {topic.name} has {behind:,} commits since its latest checkpoint, expected one every {every}"
+        expected = f"expected a checkpoint every {every} commits"
+        message = f"topic {topic.name} has {behind:,} commits since its latest checkpoint, {expected}"
         fix = f"check permissions and free space for writers in {_quoted(root)}/{checkpoint_prefix(topic.name)}"
         yield Check("checkpoints", WARN, message, fix)
 

@@ -87,7 +87,8 @@ def examine_root(root: str, machine: Machine = HERE, max_age_ms: int | None = No
 def _read_only_check(path: str) -> Check:
     """Return the check result for a store that this user cannot write."""
     message = (
-        f"this user can read {path} but not write it, so reads, verify and backup work, but writers and jobs do not"
+        f"this user can read {path} but cannot write to it, so reads, verify and backup work, but writers and "
+        "jobs do not"
     )
     fix = f"run as its owner, or sudo chown -R {os.getuid()} {shlex.quote(path)}"
     if os.statvfs(path).f_flag & os.ST_RDONLY:
@@ -157,4 +158,4 @@ def _clock(ahead_ms: int) -> Check:
         return Check("clock", FAIL, f"{message}; commits fail if it is more than {MAX_AHEAD_MS // 1000} s ahead", fix)
     if abs(ahead_ms) > CLOCK_WARNING_MS:
         return Check("clock", WARN, message, fix)
-    return Check("clock", OK, message if ahead_ms else "the clock of this host is also the store's")
+    return Check("clock", OK, message if ahead_ms else "the store uses the clock of this host")

@@ -125,7 +125,7 @@ def apply_step(step: Step, column: pa.Array | pa.ChunkedArray, row_name: RowName
         low, high = (middle, high) if _failure(step, column.slice(low, middle - low)) is None else (low, middle)
     reason = _failure(step, column.slice(low, 1))
     if reason is None:
-        raise BadRequest(f"{row_name(0)} and later rows: expected {expected}, all of one type: {message[:200]}")
+        raise BadRequest(f"{row_name(0)} and later rows: expected {expected}, all of the same type: {message[:200]}")
     raise BadRequest(f"{row_name(low)}: {_expectation(column, low, expected, reason)}")
 
 

@@ -170,7 +170,7 @@ def _or_fail(keys: Sequence[Column], job: FromDelta) -> Column:
     names, version = ", ".join(job.keys).replace("%", "%%"), F.col("version")
     null = F.format_string(f"{names} is null in a row of version %d, but a record must have a key", version)
     shown = F.concat_ws(", ", *(key.cast("string") for key in keys))
-    text = f"{names} %s identifies two rows of version %d; choose --key-columns that identify one row"
+    text = f"{names} %s identifies two rows of version %d; choose --key-columns that uniquely identify each row"
     both = F.col("stays") & F.col("next_stays") & (version == F.col("next_version"))
     return (
         F.when(delta.any_null(keys), F.raise_error(null).cast("boolean"))

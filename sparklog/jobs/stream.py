@@ -89,7 +89,7 @@ def fetch_problem(reasons: Sequence[str]) -> str:
 
 def streaming_job(name: str) -> Callable[[Callable[P, int]], Callable[P, int]]:
     """Return the decorator `job` for a job with a streaming query, which also handles Spark errors."""
-    again = "the next run with this checkpoint resumes where this one stopped"
+    again = "the next run with this checkpoint resumes where this run stopped"
     return job(name, after_interrupt=again, foreign=(PySparkException,), reason=reason)
 
 

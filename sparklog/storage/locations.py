@@ -39,7 +39,7 @@ BUCKET_REMEDY = (
 _OTHER_SCHEMES = {
     "dbfs": BUCKET_REMEDY,
     "http": "use s3://bucket/log?endpoint=<server>",
-    "memory": "it exists in one process only; for Spark and other processes, use a path (fixture sparklog_disk_root)",
+    "memory": "it exists only in one process; for Spark and other processes, use a path (fixture sparklog_disk_root)",
     "https": "use s3://bucket/log?endpoint=<server>, or az://container/log for Azure",
     "wasb": "use abfss://container@account.dfs.core.windows.net/log",
     "wasbs": "use abfss://container@account.dfs.core.windows.net/log",

@@ -43,7 +43,7 @@ class MemoryStore(Store):
 
     def __reduce__(self) -> NoReturn:
         raise TypeError(
-            "a MemoryStore exists in one process only and cannot be pickled: use a root on a disk (sparklog_disk_root)"
+            "a MemoryStore exists only in one process and cannot be pickled: use a root on a disk (sparklog_disk_root)"
         )
 
     def __deepcopy__(self, memo: dict[int, Any]) -> MemoryStore:

@@ -204,7 +204,10 @@ class ObjectStore(Store):
         before = ""
         for info in objects:
             if info.key <= before:
-                raise BadRequest(f"{self.location} cannot hold a root: its server lists {info.key} after {before}")
+                raise BadRequest(
+                    f"{self.location} cannot hold a root: its server returns unsorted listings ({info.key} after "
+                    f"{before})"
+                )
             before = info.key
             yield info
 

@@ -142,7 +142,7 @@ def test_group_offsets_beyond_the_version_are_reset_to_the_end(
             sparklog("backup", "--to", source)
         new = tmp_path / f"new-{source.name}"
         said = sparklog("restore", source, "--to", new, "-t", "orders", "--as-of", version).lines
-        assert "Group late is set to 2, the end of orders-0 in this version; it was at 4." in said
+        assert "Group late is set to 2, the end of orders-0 in this version; its previous offset was 4." in said
         assert Groups(library.open(new)).group("late").committed()["orders", 0].offset == 2
 
 

@@ -60,7 +60,7 @@ def test_get_of_a_tombstone_and_of_a_missing_key(sparklog: Sparklog) -> None:
     assert deleted.err.startswith("sparklog: key 'b' of topic t was deleted: offset ")
     assert json.loads(sparklog("get", "t", "-k", "b", "--json", code=3).out)["value"] is None
     missing = sparklog("get", "t", "-k", "c", code=1)
-    assert "no record of topic t has the key 'c'" in missing.err
+    assert "no record in topic t has the key 'c'" in missing.err
     assert "--all-partitions" in missing.err
     assert len(missing.err.splitlines()) == 1
     for arguments, code, says in (

@@ -119,7 +119,7 @@ def test_offsets_beyond_the_visible_end_are_retried(
     stale = HidingStore(world.store, lambda key: key == newest and world.now_ms < until, world.sleep)
     monkeypatch.setattr(world, "store", stale)
     consumer = world.consumer(session_timeout_ms=30_000)
-    assert "beyond the log end of a-0 that this host sees; retrying for 90 s" in caplog.text
+    assert "beyond the log end of a-0 as seen from this host; retrying for 90 s" in caplog.text
     assert consumer.positions() == {"a": {0: 2, 1: 0}}
     assert Groups(world.root()).group("g").description().state == "Stable"
     assert everything(consumer) == []

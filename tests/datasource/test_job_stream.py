@@ -150,7 +150,7 @@ def test_an_interrupt_stops_spark_and_is_one_line(
     said = capsys.readouterr().err
     assert (
         said
-        == f"sparklog stream: interrupted{done}; the next run with this checkpoint resumes where this one stopped\n"
+        == f"sparklog stream: interrupted{done}; the next run with this checkpoint resumes where this run stopped\n"
     )
 
 

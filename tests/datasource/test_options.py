@@ -259,7 +259,7 @@ def test_options_of_reads_and_of_writes() -> None:
 
     config = message({"topic.retention.ms": "-1"}, "check_read")
     assert config.startswith(
-        "Option 'topic.retention.ms' is for a write that creates a topic: remove it from this read"
+        "Option 'topic.retention.ms' applies only to a write that creates a topic: remove it from this read"
     )
     assert "`sparklog configs alter`" in config
 

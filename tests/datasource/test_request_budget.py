@@ -155,5 +155,5 @@ def test_a_root_recreated_between_the_tasks_and_the_commit_is_an_error(tmp_path:
     message = write_task(sink, [pa.RecordBatch.from_pydict({"value": ["x"]})], "stream")
     shutil.rmtree(path)
     sparklog.open(path, create=True).create_topic("t0")
-    with pytest.raises(Conflict, match=r"changed its id from .* during this write: repeat the write"):
+    with pytest.raises(Conflict, match=r"changed from .* during this write: repeat the write"):
         publish(plan_commit(resolve(path), options), [message], WriterKey("query", 0, "run"))

@@ -546,7 +546,7 @@ def test_a_root_recreated_between_plan_and_commit_is_an_error(tmp_path: Path) ->
     message = write_task(sink, [rows(range(4))], "x")
     shutil.rmtree(root)
     plan(root, topic="t")
-    with pytest.raises(Conflict, match="changed its id"):
+    with pytest.raises(Conflict, match="The id of the root at"):
         publish(sink, [message], None)
     with pytest.raises(BadRequest, match="expected the root"):
         write_task(sink, [rows(range(4))], "x")

@@ -125,7 +125,7 @@ def _no_checkpoint(log: Root, topic: Topic, patch: pytest.MonkeyPatch) -> tuple[
     for _ in range(4):
         topic.append(ROWS)
     log.store.limits = Limits(checkpoint_commits=1)
-    message = "topic t has 8 commits since its latest checkpoint, expected one every 1"
+    message = "topic t has 8 commits since its latest checkpoint, expected a checkpoint every 1 commits"
     return "checkpoints", message, "_log/checkpoints"
 
 

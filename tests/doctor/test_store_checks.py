@@ -117,7 +117,7 @@ def test_store_with_two_winners_fails(tmp_path: Path, monkeypatch: pytest.Monkey
 @pytest.mark.parametrize(
     ("ahead_ms", "status", "words"),
     [
-        (0, OK, "the clock of this host is also the store's"),
+        (0, OK, "the store uses the clock of this host"),
         (10_000, OK, "10.0 s ahead of the store's"),
         (10_001, WARN, "10.0 s ahead of the store's"),
         (-10_000, OK, "10.0 s behind the store's"),

@@ -129,7 +129,7 @@ def test_alternative_spellings_are_parsed() -> None:
         ("decode", "json", [b"1", b"{"], "row 1: expected JSON, found 1 byte: '{' (Expecting"),
         ("decode", "json", [b"NaN"], "row 0: expected JSON, found 3 bytes: 'NaN' (NaN is not valid JSON)"),
         ("show", "json", [b"[" * 100_000], f"expected JSON, found 100000 bytes: '{'[' * 40}'… (nested too deeply)"),
-        ("decode", "json", [b"1", b'"x"'], "row 0 and later rows: expected JSON, all of one type: Could not"),
+        ("decode", "json", [b"1", b'"x"'], "row 0 and later rows: expected JSON, all of the same type: Could not"),
         ("decode", "lnog", [b""], "found 'lnog'; did you mean 'long'?"),
         ("encode", "integer", [1, 2**31], "row 1: expected an integer, found 2147483648"),
         ("encode", "long", [1.5], "row 0: expected a long, found 1.5"),
@@ -189,7 +189,7 @@ def test_valid_rows_are_decoded_and_invalid_rows_have_reasons(
 
 
 def test_errors_that_do_not_depend_on_a_row_are_raised() -> None:
-    with pytest.raises(BadRequest, match="row 0 and later rows: expected JSON, all of one type"):
+    with pytest.raises(BadRequest, match="row 0 and later rows: expected JSON, all of the same type"):
         open_format("json").decode_valid(pa.array([b"1", b'"x"', b"{"]))
     values, reasons = open_format("json").decode_valid(pa.array([b"1", b'"x"', b"{"]), pa.int64())
     assert (values.to_pylist(), sorted(reasons)) == ([1, None, None], [1, 2])

@@ -260,8 +260,8 @@ def test_recreated_topic_is_rejected(root: Root, tmp_path: Path) -> None:
         root,
         tmp_path,
         Conflict,
-        "imported from a topic with id DYgf.*, but the topic in the log directory has id AAAA.*, because it was"
-        " created",
+        "imported from a topic with id DYgf.*, but the topic in the log directory has id AAAA.*, because the"
+        " topic was recreated",
     )
 
 

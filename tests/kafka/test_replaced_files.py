@@ -88,7 +88,7 @@ def test_listed_segment_that_cannot_be_opened_is_unavailable(folder: Path, env: 
     part = plan(view, 0, 6)
     segment(folder, 3).unlink()
     segment(folder, 3).symlink_to(folder / "nowhere")
-    said = rf"{segment(folder, 3)} is listed in its directory, but does not exist when it is opened: retry"
+    said = rf"{segment(folder, 3)} is listed in its directory, but did not exist when it was opened: retry"
     with pytest.raises(Unavailable, match=said):
         list(part.read(("offset",)))
     with pytest.raises(Unavailable, match=said):

@@ -139,7 +139,7 @@ def test_a_root_on_disk_can_be_opened_by_other_processes(sparklog_disk_root: Roo
         (
             lambda root: sparklog.open(root.location),
             BadRequest,
-            "it exists in one process only; .* sparklog_disk_root",
+            "it exists only in one process; .* sparklog_disk_root",
         ),
         (
             lambda root: pickle.dumps(root),

@@ -246,7 +246,7 @@ def _show_restored(restored: Restored, to: str, dry_run: bool) -> None:
     for moved in restored.moved:
         print(
             f"Group {printable(moved.group)} {'would be' if dry_run else 'is'} set to {moved.now}, the end of "
-            f"{moved.topic}-{moved.partition} in this version; it was at {moved.was}."
+            f"{moved.topic}-{moved.partition} in this version; its previous offset was {moved.was}."
         )
 
 

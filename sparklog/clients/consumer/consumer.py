@@ -361,7 +361,7 @@ class Consumer(PartitionReader, GroupConsumer):
         except Unavailable as error:
             if is_due_warning("consumer", self._root.location, repr(self), now_ms=self._env.boot_ms()):
                 _LOG.warning(
-                    "%r could not commit to its group or read it, and will retry at the next poll: %s", self, error
+                    "%r could not commit to or read its group, and will retry at the next poll: %s", self, error
                 )
             return False
 

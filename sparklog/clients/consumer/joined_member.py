@@ -194,8 +194,8 @@ class JoinedMember(ConsumerMember):
         self.membership.leave()
         self.stop()
         _LOG.warning(
-            "%s leaves group '%s': it has not polled for %s s (max_poll_interval_ms); the next poll will rejoin the "
-            "group",
+            "%s leaves group '%s', because it has not polled for %s s (max_poll_interval_ms); the next poll will "
+            "rejoin the group",
             self.membership.metadata.member_id,
             self.membership.group.id,
             idle_ms // 1000,

@@ -200,7 +200,8 @@ class StartingPositions:
                 return bounds
             if not backoff.tries and self.group is not None:
                 _LOG.warning(
-                    "group '%s' has committed offsets beyond the log end of %s that this host sees; retrying for %s s",
+                    "group '%s' has committed offsets beyond the log end of %s as seen from this host; "
+                    "retrying for %s s",
                     *(self.group.id, ", ".join(beyond), SETTLE_MS // 1000),
                 )
             heartbeat()

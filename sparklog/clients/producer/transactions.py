@@ -49,7 +49,7 @@ class ProducerTransactions:
         with self._lock:
             transaction = self._transaction
             if transaction is None or self._failure is not None:
-                raise self._failure or Conflict("not published: its transaction had ended")
+                raise self._failure or Conflict("not published: the transaction of the record had already ended")
             try:
                 log = self._root.topic(batch.topic).log
                 target, options, records = log.append_target(refresh=False), self._sender.write_options, batch.records()

@@ -257,7 +257,7 @@ def decompress_wrapper(entry: memoryview, magic: int, codec: int) -> bytes:
     if length < 0:
         raise Corrupt("the compressed message has no value")
     if length > end - start:
-        raise Corrupt("the fields of the compressed message do not fit into it")
+        raise Corrupt("the fields of the compressed message exceed the size of the message")
     value = entry[start : start + length]
     if codec == _LZ4 and magic == 0:
         return compression.decompress("lz4", _lz4_with_checksum(value))

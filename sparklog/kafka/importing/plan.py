@@ -258,9 +258,9 @@ def _check_topic(
         )
     if imported.topic_id and source.topic_id and imported.topic_id != source.topic_id:
         raise Conflict(
-            f"topic '{name}' in {root.location} was imported from a topic with id {imported.topic_id}, but the topic in"
-            f" the log directory has id {source.topic_id}, because it was created again in Kafka: delete the topic in"
-            " the root first, or import into another root"
+            f"topic '{name}' in {root.location} was imported from a topic with id {imported.topic_id}, but the topic "
+            f"in the log directory has id {source.topic_id}, because the topic was recreated in Kafka: delete the "
+            "topic in the root first, or import into another root"
         )
     if state.partitions > len(source.partitions):
         raise Conflict(

@@ -400,8 +400,8 @@ class _TopicImport:
         open_transactions = [transaction for chunk in last.values() for transaction in chunk.still_open()]
         if open_transactions:
             raise Conflict(
-                f"topic {topic.name} has {count(len(open_transactions), 'open transaction')} (first:"
-                f" {open_transactions[0]}): end them in Kafka, or import with open_transactions keep or abort"
+                f"topic {topic.name} has {count(len(open_transactions), 'open transaction')} (first: "
+                f"{open_transactions[0]}): end them in Kafka, or import with open_transactions set to keep or abort"
             )
 
     def _delete_files(self, topic: Topic) -> None:

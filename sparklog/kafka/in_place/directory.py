@@ -242,7 +242,7 @@ def missing_partition_dir(partition_dir: FilePath) -> NotFound:
 def missing_segment(error: FileNotFoundError) -> Unavailable:
     """Return the error for a segment that is listed but cannot be opened."""
     path = str(error.filename).removesuffix(".deleted")
-    return Unavailable(f"{path} is listed in its directory, but does not exist when it is opened: retry")
+    return Unavailable(f"{path} is listed in its directory, but did not exist when it was opened: retry")
 
 
 def _list_twice(partition_dir: FilePath) -> _DirectoryListing | None:

@@ -195,7 +195,7 @@ def _store_result(store: Store, report: ProbeReport) -> None:
 
 LOST_COMMITS_ADVICE = (
     "acknowledged commits may be lost: stop all writers of this root, run sparklog verify, and continue in another "
-    "store, or in this one once sparklog doctor passes"
+    "store, or in this store after sparklog doctor has passed"
 )
 _PREFIX = f"{PROBE_FOLDER}/lost-"
 _NOTE = re.compile(rf"{_PREFIX}[0-9a-f]{{16}}\.json")

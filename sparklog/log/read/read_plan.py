@@ -121,8 +121,8 @@ class NativeReadPart:
         if log_start > start:
             if self.fail_on_data_loss:
                 raise NotFound(
-                    f"offset {start} of {name}-{partition} was deleted before it was read: the log starts at "
-                    f"{log_start}"
+                    f"offset {start} of {name}-{partition} was deleted before it was read: the log now starts at "
+                    f"offset {log_start}"
                 )
             start = min(log_start, self.range.end)
         remaining = select_ranges({name: snapshot}, [replace(self.range, start=start)])

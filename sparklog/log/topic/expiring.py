@@ -90,7 +90,7 @@ def _warn_of_older(
         return
     how_many = f"{count} records are" if count > 1 else "a record is"
     _LOG.warning(
-        "topic %s: %s%s older than retention.ms=%d and may be deleted by the next sparklog retain; to keep them:"
-        " sparklog configs alter %s --add-config retention.ms=-1",
+        "topic %s: %s%s older than retention.ms=%d and may be deleted by the next sparklog retain; to keep them, run "
+        "sparklog configs alter %s --add-config retention.ms=-1",
         *(topic, "" if exact else "up to ", how_many, configs.retention_ms, topic),
     )

@@ -201,7 +201,7 @@ def _check_groups(bounds: CutBounds, time_ms: int, damaged: DamagedLogs) -> None
         state = damaged.read(span.chain.prefix, span.first_after, time_ms)
         if state is not None and any(offsets.topic in bounds.topics for offsets in all_offsets(state)):
             raise NotFound(
-                f"the offsets of group '{state.id}' are only known from {iso_time(state.created_ms)} on, not as of "
+                f"the offsets of group '{state.id}' are known only from {iso_time(state.created_ms)} on, not as of "
                 f"{iso_time(time_ms)}; choose a later time, or a version of one topic"
             )
 

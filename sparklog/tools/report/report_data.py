@@ -368,8 +368,8 @@ def _transactions(report: RootReport) -> Iterator[Note]:
             remedy = f"if its producer is dead, run `kafka-transactions.sh --bootstrap-server … abort {arguments}`"
         elif is_imported:
             remedy = (
-                "imported transactions have no timeout; end it in Kafka and import again, or run `sparklog "
-                "transactions abort`"
+                "imported transactions do not time out; end the transaction in Kafka and import again, or run "
+                "`sparklog transactions abort`"
             )
         else:
             id_ = quote(oldest.owner.rsplit(" #", 1)[0])

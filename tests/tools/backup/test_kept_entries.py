@@ -57,7 +57,7 @@ def test_restore_as_of_a_time_within_the_last_day() -> None:
         assert offsets(root)["a", 0] == offset
         assert len(contents(root)["a"]) == before + offset
     # The topics of that time can be restored, but the existing offsets would be a day newer.
-    with pytest.raises(NotFound, match=r"offsets of group 'g' are only known from .* on, not as of .*; choose a later"):
+    with pytest.raises(NotFound, match=r"offsets of group 'g' are known only from .* on, not as of .*; choose a later"):
         world.restore(world.store, RestorePoint(time_ms=steps[2][0]))
     assert contents(world.restore(world.store, RestorePoint(time_ms=steps[2][0], topics=("b",))))["b"]
     assert contents(world.restore(world.store, RestorePoint(version=3, topics=("a",))))["a"]
@@ -72,7 +72,7 @@ def test_daily_backups_contain_all_offsets() -> None:
     kept_ms = gap.groups[0].since_ms
     assert kept_ms in [time_ms for time_ms, _ in first]
     assert gap.from_ms == kept_ms
-    with pytest.raises(NotFound, match="offsets of group 'g' are only known from"):
+    with pytest.raises(NotFound, match="offsets of group 'g' are known only from"):
         world.restore(wanted=RestorePoint(time_ms=kept_ms - 1))
     world.now_ms += MINUTE_MS
     member = Groups(world.root()).group("g").join("two")

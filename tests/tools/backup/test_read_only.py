@@ -109,5 +109,5 @@ def test_root_of_another_user(tmp_path: Path) -> None:
         assert done.stderr.count(WITHOUT_LEASES) == int(warned), (words, done.stderr)
     assert package.open(to / "restored").topic("t").scan().to_table()["value"].to_pylist() == [b"a", b"b"]
     doctor = run("doctor", "--root", "{root}")
-    assert f"this user can read {root} but not write it" in doctor.stdout
+    assert f"this user can read {root} but cannot write to it" in doctor.stdout
     assert f"run as its owner, or sudo chown -R {os.getuid()} {root}" in doctor.stdout

@@ -104,7 +104,7 @@ DELETES = "the next run of `sparklog retain` deletes "
         (report(topic(), held_back=(held(),)), ATTENTION,
          OPEN + "if its producer is dead, run `sparklog transactions abort 'job; x'`"),
         (report(topic(), held_back=(held(timeout_ms=None),)), ATTENTION,
-         OPEN + "imported transactions have no timeout; end it in Kafka and import again, or run "
+         OPEN + "imported transactions do not time out; end the transaction in Kafka and import again, or run "
          "`sparklog transactions abort`"),
         (report(topic(), held_back=(held(timeout_ms=None),), kind="kafka"), ATTENTION,
          OPEN + "if its producer is dead, run `kafka-transactions.sh --bootstrap-server … abort --topic orders "

@@ -304,7 +304,7 @@ def check(run: BackupRun, source: random.Random) -> None:
         try:
             restored = restored_root(run, RestorePoint(time_ms=time_ms))
         except NotFound as error:
-            expect(any(text in str(error) for text in ("cannot be restored as of", "are only known from")), str(error))
+            expect(any(text in str(error) for text in ("cannot be restored as of", "are known only from")), str(error))
             run.count("times lost")
             continue
         check_root(run, restored, held, time_ms)
