@@ -97,7 +97,7 @@ class SparklogDataSource(DataSource):  # type: ignore[misc]
         return SparklogBatchReader(self._task(self._location_to_read(), schema))
 
     def streamReader(self, schema: StructType) -> Any:  # noqa: N802
-        from sparklog.datasource.reader import SparklogStreamReader, failing_stream_reader, open_stream
+        from sparklog.datasource.reader import SparklogStreamReader, failing_stream_reader, open_source
 
         try:
             self._load_table_options(schema)
@@ -108,7 +108,7 @@ class SparklogDataSource(DataSource):  # type: ignore[misc]
             check_group_location(self._options.read, location)
             warn_once(self._options.warnings)
             task = self._task(location, schema)
-            return stream_reader(SparklogStreamReader(task, partial(open_stream, task)), self._options.read)
+            return stream_reader(SparklogStreamReader(task, partial(open_source, task)), self._options.read)
         except SparklogError as error:
             return stream_reader(failing_stream_reader(error))
 

@@ -78,8 +78,8 @@ class SparklogBatchReader(_TaskReader, DataSourceReader):  # type: ignore[misc]
         return log_partitions(view, batch_ranges(view, subscriber, self._options), self._options)
 
 
-class OpenStream(NamedTuple):
-    """The objects that plan the micro-batches of a query."""
+class StreamSource(NamedTuple):
+    """The open log of a query, and the objects that plan its micro-batches."""
 
     view: LogView
     options: ReadOptions
@@ -88,7 +88,7 @@ class OpenStream(NamedTuple):
     """The query's progress in its consumer group, or None if the query does not have a consumer group."""
 
 
-def open_stream(task: ReadTask) -> OpenStream:
+def open_source(task: ReadTask) -> StreamSource:
     """Open the log of a query, and prepare this process for planning its micro-batches."""
     from sparklog.datasource.stream_plan import StreamPlanner
     from sparklog.datasource.subscription import Subscriber
@@ -104,77 +104,67 @@ def open_stream(task: ReadTask) -> OpenStream:
         progress = GroupProgress(view.root, options)
         exit_on_sigterm()
     freeze_gc("plan")
-    return OpenStream(view, options, planner, progress)
+    return StreamSource(view, options, planner, progress)
 
 
 class SparklogStreamReader(_TaskReader, DataSourceStreamReader, SupportsTriggerAvailableNow):  # type: ignore[misc]
     """The reader of a streaming query. If the query has a consumer group, the reader also commits the progress of the
     query to the group.
 
-    `open_stream` is called by the first method that requires the stream. If it fails, the next method retries.
+    `open_source` is called by the first method that requires the source. If it fails, the next method retries.
     """
 
-    def __init__(self, task: Task, open_stream: Callable[[], OpenStream]) -> None:
+    def __init__(self, task: Task, open_source: Callable[[], StreamSource]) -> None:
         super().__init__(task)
-        self._open_stream = open_stream
-        self._stream: OpenStream | None = None
+        self._open_source = open_source
+        self._source: StreamSource | None = None
 
-    def _opened(self) -> OpenStream:
-        if self._stream is None:
-            self._stream = self._open_stream()
-        return self._stream
+    def _ensure_open(self) -> StreamSource:
+        if self._source is None:
+            self._source = self._open_source()
+        return self._source
 
     @user_errors()
     def initialOffset(self) -> OffsetJson:  # noqa: N802
-        return self._opened().planner.initial()
+        return self._ensure_open().planner.initial()
 
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802
         return ReadMaxRows(APPLY_OPTIONS)
 
     @user_errors()
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802
-        self._opened().planner.prepare_available_now()
+        self._ensure_open().planner.prepare_available_now()
 
     @user_errors()
     def latestOffset(self, start: OffsetJson, limit: ReadLimit) -> OffsetJson:  # noqa: N802
-        stream = self._opened()
-        if stream.progress is not None:
-            stream.progress.processed(start)
-        end = stream.planner.latest(start, limited=not isinstance(limit, ReadAllAvailable))
-        is_finished = stream.planner.is_available_now and end == start
-        if stream.progress is not None and is_finished:
-            stream.progress.finish(start)
+        source = self._ensure_open()
+        if source.progress is not None:
+            source.progress.processed(start)
+        end = source.planner.latest(start, limited=not isinstance(limit, ReadAllAvailable))
+        is_finished = source.planner.is_available_now and end == start
+        if source.progress is not None and is_finished:
+            source.progress.finish(start)
         return end
 
     @user_errors()
     def reportLatestOffset(self) -> OffsetJson | None:  # noqa: N802
-        return self._opened().planner.report()
+        return self._ensure_open().planner.report()
 
     @user_errors()
     def partitions(self, start: OffsetJson, end: OffsetJson) -> list[InputPartition]:
-        stream = self._opened()
+        source = self._ensure_open()
         # If Spark repeats the last micro-batch after a restart, it calls this method without calling `latestOffset`
         # first, so commit the start here. Before that, Spark plans the empty range at the end of the micro-batch, which
         # has not been processed yet.
-        if stream.progress is not None and start != end:
-            stream.progress.processed(start)
-        return log_partitions(stream.view, stream.planner.ranges(start, end), stream.options)
+        if source.progress is not None and start != end:
+            source.progress.processed(start)
+        return log_partitions(source.view, source.planner.ranges(start, end), source.options)
 
     def stop(self) -> None:
         """Leave the group. Correctness does not depend on this call, because Spark does not always call this method."""
         with deferred_sigterm():
-            if self._stream is not None and self._stream.progress is not None:
-                self._stream.progress.finish()
-
-
-def failing_stream_reader(error: SparklogError) -> SparklogStreamReader:
-    """Return a reader that raises an error when Spark plans or reads, because the actual reader could not be created.
-
-    If `streamReader` of the data source raised the error, Spark would fail during cleanup and report the cleanup
-    failure instead.
-    """
-    task = FailingTask(error)
-    return SparklogStreamReader(task, task.fail)
+            if self._source is not None and self._source.progress is not None:
+                self._source.progress.finish()
 
 
 class FailingTask:
@@ -189,3 +179,13 @@ class FailingTask:
     @user_errors()
     def read(self, partition: InputPartition | None) -> Iterator[pa.RecordBatch]:
         self.fail()
+
+
+def failing_stream_reader(error: SparklogError) -> SparklogStreamReader:
+    """Return a reader that raises an error when Spark plans or reads, because the actual reader could not be created.
+
+    If `streamReader` of the data source raised the error, Spark would fail during cleanup and report the cleanup
+    failure instead.
+    """
+    task = FailingTask(error)
+    return SparklogStreamReader(task, task.fail)

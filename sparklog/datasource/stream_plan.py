@@ -19,6 +19,9 @@ The planner therefore follows these rules:
   otherwise skip records or read records twice.
 * If a start contains topics or partitions that the query does not read, the start belongs to another query, or the
   subscription has changed.
+
+`start` and `end` are offsets in the JSON form that Spark passes and stores. `checkpoint` is a parsed start. A
+micro-batch contains the records from `begin` to `end`, or to `available` if no rate options are set.
 """
 
 from __future__ import annotations
@@ -52,6 +55,9 @@ class _LatestCall:
     """True if no records were available, so that a call with the same start and snapshot has the same result."""
 
 
+NO_CALL = _LatestCall({}, StreamOffset({}), StreamSnapshot({}, {}), is_empty=False, is_idle=False)
+
+
 class StreamPlanner:
     """Handles the calls of Spark for one running query."""
 
@@ -67,8 +73,8 @@ class StreamPlanner:
         """The result of `initial`, or None before the first call."""
         self._target: Positions | None = None
         """The end of an AvailableNow run, or None for other triggers."""
-        self._previous: _LatestCall | None = None
-        """The last successful call of `latest`, or None before the first call."""
+        self._previous = NO_CALL
+        """The last successful call of `latest`."""
         self._has_checked_names = False
         """True if the topics given by the user were checked, which is done once per planner."""
 
@@ -110,18 +116,14 @@ class StreamPlanner:
         call does not wait.
         """
         previous = self._previous
-        if previous is not None and previous.start == start:
-            checkpoint = previous.checkpoint
-        else:
-            checkpoint = self._parsed(start)
-        if previous is not None and previous.is_empty and limited and not self.is_available_now:
+        checkpoint = previous.checkpoint if previous.start == start else self._parsed(start)
+        if previous.is_empty and limited and not self.is_available_now:
             self._topics.wait_for_poll_interval()
         # The list of topics may be old, so also refresh the topics of the checkpoint.
         self._topics.refresh(checkpoint.positions.keys())
         snapshot = self._topics.snapshot()
-        if previous is not None and previous.is_idle and (previous.start, previous.snapshot) == (start, snapshot):
+        if previous.is_idle and (previous.start, previous.snapshot) == (start, snapshot):
             return start
-
         self._topics.wait_for_checkpoint(checkpoint, self._topics.names)
         self._check_names(checkpoint)
         begin = self._begin(checkpoint)
@@ -141,7 +143,7 @@ class StreamPlanner:
         first, last = StreamOffset.from_json(start), StreamOffset.from_json(end)
         if last.start is not None:
             first = StreamOffset(last.start, last.ids)
-        # Repeat a micro-batch exactly, even if the query no longer reads some of its partitions.
+        # If the query no longer reads some of the partitions, either raise an error or repeat the micro-batch exactly.
         self._split(last.positions)
         return planned_ranges(self._topics, self._loss, first, last)
 

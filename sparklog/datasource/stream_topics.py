@@ -21,12 +21,12 @@ from sparklog.format.checkpoint_files import TopicPartition
 from sparklog.log.state.view import READ_COMMITTED, Bounds, LogView
 from sparklog.storage.retries import Clock
 
-RESTORED = "; if the root was restored from an older copy, start the query again with a separate checkpointLocation"
-
 
 @dataclass(frozen=True, slots=True)
 class StreamSnapshot:
-    """The contents of a snapshot that determine the next micro-batch."""
+    """The contents of a snapshot that determine the next micro-batch: the bounds of the partitions to read, and the ids
+    of the existing topics.
+    """
 
     bounds: Partitions
     ids: Mapping[str, str]
@@ -57,7 +57,7 @@ class StreamTopics:
         """Take the first snapshot of a new query."""
         self.names = self._subscriber.take()
         self._listed_at = self._clock.now()
-        self._use(self.names)
+        self._replace_snapshot(self.names)
 
     def refresh(self, checkpoint_topics: Set[str] = frozenset()) -> None:
         """Take a snapshot of the topics to read and of the topics in a checkpoint. List topics again if the list is too
@@ -73,10 +73,10 @@ class StreamTopics:
 
     def refresh_only(self, names: Sequence[str]) -> list[str]:
         """Take a snapshot of these topics, and return the topics that exist."""
-        self._use(self._subscriber.refresh(names))
+        self._replace_snapshot(self._subscriber.refresh(names))
         return self.existing
 
-    def _use(self, existing: list[str]) -> None:
+    def _replace_snapshot(self, existing: list[str]) -> None:
         self.existing = sorted(existing)
         self._refreshed_at = self._clock.now()
         self._bounds = None
@@ -149,7 +149,8 @@ class StreamTopics:
         if hidden:
             raise Unavailable(
                 f"The checkpoint is ahead of the log of {partition_names(hidden)} as seen from this host: start the "
-                f"query again later, because the file system may still hide new files{RESTORED}"
+                "query again later, because the file system may still hide new files; if the root was restored from an "
+                "older copy, start the query again with a separate checkpointLocation"
             )
 
     def wait_for_micro_batch(self, start: StreamOffset, end: StreamOffset) -> None:

@@ -40,7 +40,7 @@ class Subscriber:
             return self._subscription.pattern is not None and self._location.kind != TOPIC
         return self._location.kind in (KAFKA_DIRECTORY, KAFKA_PARTITION)
 
-    def split(self, positions: Positions) -> tuple[dict[str, dict[int, int]], dict[str, dict[int, int]]]:
+    def split(self, positions: Positions) -> tuple[Positions, Positions]:
         """Return the positions of partitions that are read, even if they do not exist, and the other positions."""
         assigned = self._subscription.partitions if self._subscription is not None else None
         read: dict[str, dict[int, int]] = {}
