@@ -14,7 +14,7 @@ import struct
 from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from socket import SHUT_RDWR
+from socket import MSG_PEEK, SHUT_RDWR, socket
 from typing import TYPE_CHECKING
 
 from sparklog.errors import Corrupt, SparklogError
@@ -30,6 +30,10 @@ if TYPE_CHECKING:
 _LOG = logging.getLogger("sparklog.serve")
 _SIZE = struct.Struct(">i")
 _HEADER = struct.Struct(">hhi")
+_START = struct.Struct(">ih")
+"""The size and the API key of a request."""
+TLS_HANDSHAKE = 22
+"""The first byte of a TLS connection."""
 MIN_REQUEST_BYTES = _HEADER.size
 MAX_PRODUCES_IN_FLIGHT = 5
 SMALL_BYTES = 64 << 10
@@ -49,6 +53,43 @@ class DropConnection(Exception):  # noqa: N818
     """Raised to close a connection. The message is the reason."""
 
 
+def check_first_bytes(services: Services, accepted: socket) -> None:
+    """Check the bytes that a client has sent so far on a new connection, without a task or buffers for the connection.
+
+    Most clients that send garbage send it immediately, so that this check makes a flood of such connections cheap.
+
+    Raises:
+        DropConnection: If the bytes are not the start of a request.
+        ConnectionError: If the client has closed the connection.
+    """
+    options = services.options
+    try:
+        first = accepted.recv(_START.size, MSG_PEEK)
+    except BlockingIOError:
+        return
+    if not first:
+        raise ConnectionResetError
+    if options.tls is not None:
+        if first[0] != TLS_HANDSHAKE:
+            raise DropConnection("expected a TLS handshake; the client must connect with TLS")
+    elif len(first) == _START.size:
+        size, key = _START.unpack(first)
+        _check_size(size, options.limits.request_bytes if options.users is None else options.limits.login_request_bytes)
+        _check_key(key, is_logged_in=options.users is None)
+
+
+def _check_size(size: int, limit: int) -> None:
+    if not MIN_REQUEST_BYTES <= size <= limit:
+        raise DropConnection(f"expected a request of {MIN_REQUEST_BYTES} to {limit} bytes, found {size}")
+
+
+def _check_key(key: int, *, is_logged_in: bool) -> None:
+    if key not in table.APIS:
+        raise DropConnection(f"API {key} is not supported")
+    if not is_logged_in and key not in table.BEFORE_LOGIN:
+        raise DropConnection(f"the client must authenticate before {table.APIS[key].name}")
+
+
 class Connection:
     """A client connection. `run` serves it until it is closed."""
 
@@ -58,8 +99,7 @@ class Connection:
         self._writer = writer
         # `drain` waits until the buffer is empty. With TLS, asyncio treats an empty buffer as full if the limit is 0.
         writer.transport.set_write_buffer_limits(int(writer.get_extra_info("ssl_object") is not None), 0)
-        peer = writer.get_extra_info("peername")
-        self.client = Client(*(("?",) if not peer else (f"{peer[0]}:{peer[1]}", peer[0])))
+        self.client = Client.of(writer.get_extra_info("peername") or ())
         self._must_log_in = services.options.users is not None
         """True if the client must log in and has not logged in yet."""
         # Event loop times at which the connection was opened, the latest request was received, and the first bytes of
@@ -103,7 +143,7 @@ class Connection:
         except (asyncio.IncompleteReadError, ConnectionError, TimeoutError):
             pass
         except (DropConnection, Corrupt) as error:
-            _LOG.warning("closed the connection of %s: %s", self.client, error)
+            self._services.drops.add(self.client, error)
             await self._wait_for_produces(0)
         except Exception:  # noqa: BLE001 - one client's request must not end the server
             _LOG.exception("internal error: closed the connection of %s", self.client)
@@ -139,8 +179,7 @@ class Connection:
         """Read a request of `size` bytes and send the response."""
         memory, limits, request = self._services.memory, self._services.options.limits, RequestBytes(self.close)
         limit = limits.request_bytes if self._is_logged_in else limits.login_request_bytes
-        if not MIN_REQUEST_BYTES <= size <= limit:
-            raise DropConnection(f"expected a request of {MIN_REQUEST_BYTES} to {limit} bytes, found {size}")
+        _check_size(size, limit)
         in_progress = False
         try:
             if size <= SMALL_BYTES:
@@ -181,9 +220,8 @@ class Connection:
         """
         self._last = asyncio.get_running_loop().time()
         key, version, correlation = _HEADER.unpack_from(data)
-        api = table.APIS.get(key)
-        if api is None:
-            raise DropConnection(f"API {key} is not supported")
+        _check_key(key, is_logged_in=self._is_logged_in)
+        api = table.APIS[key]
         request = ServedRequest(self._services, self.client, api, version, correlation)
         if not api.min_version <= version <= api.max_version:
             if key != table.API_VERSIONS:
@@ -194,8 +232,6 @@ class Connection:
             await self._send(self._encoded(request, await table.api_versions(request, Code.UNSUPPORTED_VERSION)))
             return False
         if key not in table.BEFORE_LOGIN:
-            if not self._is_logged_in:
-                raise DropConnection(f"the client must authenticate before {api.name}")
             self._must_log_in = False
         self._read(request, data)
         self._services.metrics.requests[api.name, version] += 1

@@ -21,11 +21,11 @@ from sparklog.log.read.skipped import SkippedLog
 from sparklog.log.topic.root import RootView, open_root
 from sparklog.opening import NOTHING, ROOT, TOPIC, Location, check_policy_of_root, open_log, open_view, resolve
 from sparklog.serve.apis.table import import_handlers
-from sparklog.serve.connection import Connection
+from sparklog.serve.connection import Connection, DropConnection, check_first_bytes
 from sparklog.serve.options import Address, ServeOptions
 from sparklog.serve.peers import Peers
 from sparklog.serve.served_log import ServedLog
-from sparklog.serve.services import Services
+from sparklog.serve.services import Client, Services
 from sparklog.storage import open_store
 
 BACKLOG = 1_024
@@ -126,28 +126,50 @@ class Server:
             task.cancel()
         for connection in list(self._connections):
             connection.close()
+        self._services.drops.report(is_last=True)
         self._services.close()
 
     async def _accepting(self, listener: socket.socket) -> None:
-        """Accept connections until cancelled. Unlike asyncio's server, also count connections in a TLS handshake."""
-        metrics, limits = self._services.metrics, self._services.options.limits
+        """Accept connections until cancelled. Unlike asyncio's server, also count connections in a TLS handshake.
+
+        All pending connections are accepted before other tasks run. If the server accepted them more slowly than a
+        client that sends garbage opens them, the operating system would drop connections of other clients, which
+        connect again only after 1, 3 and 7 s.
+        """
         while True:
             # `sock_accept` does not let other tasks run if connections are pending.
             await asyncio.sleep(0)
             try:
-                accepted, peer = await asyncio.get_running_loop().sock_accept(listener)
+                self._admit(*await asyncio.get_running_loop().sock_accept(listener))
+                with suppress(BlockingIOError):
+                    for _ in range(BACKLOG - 1):
+                        self._admit(*listener.accept())
             except OSError as error:
                 # The process may have no free file descriptors, so wait until some connections have been closed.
                 _LOG.warning("cannot accept a connection: %s", error)
                 await asyncio.sleep(ACCEPT_PAUSE_SECONDS)
-                continue
-            if self._hosts.total() >= limits.connections or self._hosts[peer[0]] >= limits.connections_per_ip:
-                metrics.refused += 1
-                accepted.close()
-                continue
-            metrics.accepted += 1
-            self._hosts[peer[0]] += 1
-            _start(self._serving(accepted, peer[0]), self._connection_tasks)
+
+    def _admit(self, accepted: socket.socket, peer: tuple[Any, ...]) -> None:
+        """Start to serve an accepted connection, unless there are too many connections or the client has already sent
+        data that is not a request.
+        """
+        services, limits, host = self._services, self._services.options.limits, peer[0]
+        if self._hosts.total() >= limits.connections or self._hosts[host] >= limits.connections_per_ip:
+            services.metrics.refused += 1
+            accepted.close()
+            return
+        services.metrics.accepted += 1
+        accepted.setblocking(False)
+        try:
+            check_first_bytes(services, accepted)
+        except DropConnection as error:
+            services.drops.add(Client.of(peer), error)
+            accepted.close()
+        except ConnectionError:
+            accepted.close()
+        else:
+            self._hosts[host] += 1
+            _start(self._serving(accepted, host), self._connection_tasks)
 
     async def _serving(self, accepted: socket.socket, host: str) -> None:
         """Serve a connection, including its TLS handshake."""
@@ -183,7 +205,7 @@ class Server:
         writer.close()
 
     async def _sweeping(self) -> None:
-        """Close overdue connections until cancelled; see `Connection.is_overdue`.
+        """Close overdue connections (see `Connection.is_overdue`), and report dropped connections, until cancelled.
 
         Shortly after the server has started to listen, this task imports the modules of the handlers, so that the first
         requests do not have to wait for them.
@@ -196,6 +218,7 @@ class Server:
             _LOG.exception("cannot import the modules of all request handlers")
         while True:
             await asyncio.sleep(SWEEP_SECONDS)
+            self._services.drops.report()
             for connection in list(self._connections):
                 if connection.is_overdue(loop.time()):
                     connection.close()

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections import Counter
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
+from sparklog.common.warned import REPEAT_MS
 from sparklog.kafka.messages.message_schema import Fields
+from sparklog.log.journal.clocks import SYSTEM
 from sparklog.log.state.view import READ_COMMITTED, READ_UNCOMMITTED
 from sparklog.serve.codes import CodeError
 from sparklog.serve.options import Address, ServeLimits, ServeOptions, node_ids
@@ -26,6 +29,7 @@ if TYPE_CHECKING:
     from sparklog.serve.users import SaslExchange, User
 
 T = TypeVar("T")
+_LOG = logging.getLogger("sparklog.serve")
 STALL_SECONDS = 2.0
 """A request is stalled if no bytes have been received for this time. If other requests need its memory, the connection
 of the stalled request is closed.
@@ -62,6 +66,42 @@ class ServerMetrics:
             metric("skipped_total", "Skipped corrupt ranges of files.", ({}, skipped)),
         )
         return text_of(metrics)
+
+
+MAX_LOGGED_DROPS = 10
+"""The maximum number of dropped connections that are logged one by one in `REPEAT_MS`."""
+
+
+class DroppedConnections:
+    """Logs the clients whose connections the server closed because they sent invalid data.
+
+    Such a client may connect thousands of times per second. Therefore, only the first connections in `REPEAT_MS` are
+    logged one by one, and the others as one line with their number. `boot_ms` returns the time in milliseconds.
+    """
+
+    def __init__(self, boot_ms: Callable[[], int] = SYSTEM.boot_ms) -> None:
+        self._boot_ms = boot_ms
+        self._started_ms = boot_ms()
+        self._count = 0
+        self._last = ""
+
+    def add(self, client: Client, reason: Exception) -> None:
+        self.report()
+        self._count += 1
+        if self._count <= MAX_LOGGED_DROPS:
+            _LOG.warning("closed the connection of %s: %s", client, reason)
+        else:
+            self._last = f"{client}: {reason}"
+
+    def report(self, *, is_last: bool = False) -> None:
+        """After `REPEAT_MS`, or if the server stops, log the number of connections that were not logged one by one."""
+        seconds = (self._boot_ms() - self._started_ms) // 1000
+        if not is_last and 1000 * seconds < REPEAT_MS:
+            return
+        if self._count > MAX_LOGGED_DROPS:
+            count = self._count - MAX_LOGGED_DROPS
+            _LOG.warning("closed %d more connections in %d s, the last one of %s", count, seconds, self._last)
+        self._started_ms, self._count = self._boot_ms(), 0
 
 
 @dataclass(slots=True, eq=False)
@@ -194,6 +234,7 @@ class Services:
         self.memory = RequestMemory(limits.waiting_request_bytes)
         self.logins = Logins(limits)
         self.metrics = ServerMetrics()
+        self.drops = DroppedConnections()
         self._pool = ThreadPoolExecutor(limits.threads, "sparklog-serve")
         fetch_threads = limits.threads if log.is_remote else min(limits.threads, DISK_FETCH_THREADS)
         self._fetch_pool = ThreadPoolExecutor(fetch_threads, "sparklog-serve-fetch")
@@ -278,6 +319,11 @@ class Client:
     name: str = ""
     user: User | None = None
     exchange: SaslExchange | None = None
+
+    @classmethod
+    def of(cls, peer: Sequence[Any]) -> Client:
+        """Return the client with this socket address. The address is empty if the connection has already ended."""
+        return cls(f"{peer[0]}:{peer[1]}", peer[0]) if peer else cls("?")
 
     def __str__(self) -> str:
         return f"{self.peer} ({self.name or 'no name'})"
