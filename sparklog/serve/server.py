@@ -164,6 +164,9 @@ class Server:
             check_first_bytes(services, accepted)
         except DropConnection as error:
             services.drops.add(Client.of(peer), error)
+            with suppress(OSError):
+                # Otherwise, the client would get a reset instead of the end of the connection.
+                accepted.recv(BUFFER_BYTES)
             accepted.close()
         except ConnectionError:
             accepted.close()

@@ -71,9 +71,9 @@ STAGES: dict[str, Callable[[socket.socket], object]] = {
 }
 BEFORE_LOGIN: dict[str, Callable[[socket.socket], object]] = {
     **{stage: STAGES[stage] for stage in ("before the length", "within the length", "within a small body")},
-    "within a large body": lambda connected: connected.sendall(struct.pack(">i", 512 << 10) + bytes(80_000)),
+    "within a large body": lambda connected: connected.sendall(struct.pack(">ih", 512 << 10, 36) + bytes(80_000)),
     "within a body that fills the memory": lambda connected: connected.sendall(
-        struct.pack(">i", 512 << 10) + bytes(200_000)
+        struct.pack(">ih", 512 << 10, 36) + bytes(200_000)
     ),
     "after the handshake": lambda connected: connected.sendall(request(17, 1, struct.pack(">h", 5) + b"PLAIN")),
     "within the password": lambda connected: connected.sendall(
