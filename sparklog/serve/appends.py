@@ -113,6 +113,12 @@ class TopicQueue:
             finally:
                 self._enough_pending = None
 
+    def stop_waiting(self) -> None:
+        """Start the next commit without waiting for the expected batches."""
+        self.latest_start = -math.inf
+        if self._enough_pending is not None and not self._enough_pending.done():
+            self._enough_pending.set_result(None)
+
     def drain(self) -> list[PendingBatch]:
         """Remove and return the batches of the next commit. At least one batch is returned, and the size of the batches
         is limited to about `COMMIT_BYTES`.
@@ -137,9 +143,8 @@ class Appends:
     def __init__(self, log: ServedLog, run: Runner, linger_seconds: float | None = None) -> None:
         self._log = log
         self._run = run
-        assert log.root is not None
+        assert log.root is not None, "a Kafka directory is read-only"
         self._root = log.root
-        self._commit_batches = partial(commit_batches, recent=log.recent)
         default = 0.0 if log.root.store.parallel_reads == 1 else BUCKET_LINGER_SECONDS
         self._linger = default if linger_seconds is None else linger_seconds
         self._topics: dict[str, TopicQueue] = {}
@@ -169,6 +174,8 @@ class Appends:
         does not receive the response to a committed batch, it has to send the batch again.
         """
         self._is_closed = True
+        for queue in self._topics.values():
+            queue.stop_waiting()
         workers = [queue.worker for queue in self._topics.values() if queue.worker is not None]
         if workers:
             await asyncio.wait(workers, timeout=timeout_seconds)
@@ -183,14 +190,10 @@ class Appends:
         try:
             while queue.pending:
                 await queue.wait_for_start()
-                started, batches, responses = loop.time(), queue.drain(), Responses()
-                try:
-                    responses = await self._commit(topic, queue, batches)
-                    queue.schedule_next(len(batches), started, loop.time())
-                    self._log.notify()
-                finally:
-                    for batch in batches:
-                        batch.respond(responses.get(batch, INTERNAL_ERROR))
+                started, batches = loop.time(), queue.drain()
+                await self._commit(topic, queue, batches)
+                queue.schedule_next(len(batches), started, loop.time())
+                self._log.notify()
         finally:
             while queue.pending:
                 queue.pending.popleft().respond(STOPPING)
@@ -199,17 +202,20 @@ class Appends:
                 # names.
                 del self._topics[topic]
 
-    async def _commit(self, topic: str, queue: TopicQueue, batches: Sequence[PendingBatch]) -> Responses:
-        """Commit batches and return their responses. After an internal error, no responses are returned."""
+    async def _commit(self, topic: str, queue: TopicQueue, batches: Sequence[PendingBatch]) -> None:
+        """Commit batches, and respond to all of them."""
+        responses = Responses()
         try:
             async with nullcontext() if queue.exists else self._unknown_topics:
                 if self._is_closed:
-                    return dict.fromkeys(batches, STOPPING)
+                    responses = dict.fromkeys(batches, STOPPING)
+                    return
                 log = self._root.engine.log(topic)
-                responses: Responses = await self._run(self._commit_batches, log, batches)
+                responses = await self._run(partial(commit_batches, recent=self._log.recent), log, batches)
                 known = log.known()
                 queue.exists = known is not None and known.topic_state.exists
-                return responses
         except Exception:  # noqa: BLE001 - the batches of other producers must still be committed
             _LOG.exception("internal error while appending to topic '%s'", topic)
-            return Responses()
+        finally:
+            for batch in batches:
+                batch.respond(responses.get(batch, INTERNAL_ERROR))

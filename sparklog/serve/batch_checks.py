@@ -59,7 +59,7 @@ order.
 
 
 @dataclass(slots=True, eq=False)
-class ProducedBatch:
+class CheckedBatch:
     """A valid batch, with its bytes, its sequence, and the properties that are stored in its slice.
 
     * `min_ts`, `max_ts`: the smallest and largest non-negative record timestamp (ms), or -1 if no record has a
@@ -77,7 +77,7 @@ class ProducedBatch:
     flags: int = 0
 
 
-def checked_batch(records: memoryview | None, version: int, configs: TopicConfigs, now_ms: int) -> ProducedBatch:
+def checked_batch(records: memoryview | None, version: int, configs: TopicConfigs, now_ms: int) -> CheckedBatch:
     """Return the batch to write for the records of one partition in a Produce request of this version.
 
     Raises `CodeError` with a broker's error code if a topic with these configs rejects the records.
@@ -111,12 +111,12 @@ def checked_batch(records: memoryview | None, version: int, configs: TopicConfig
         raise _invalid(f"expected a base offset of 0 or more, found {base}")
     if base > MAX_OFFSET - delta:
         raise _invalid(f"expected offsets up to {MAX_OFFSET}, found {base + delta}")
-    batch = ProducedBatch(data, count, producer, epoch, sequence, base_ms, max_ms)
+    batch = CheckedBatch(data, count, producer, epoch, sequence, base_ms, max_ms)
     _check_records(batch, CODECS[codec], configs, now_ms)
     return batch
 
 
-def _check_records(batch: ProducedBatch, codec: Codec, configs: TopicConfigs, now_ms: int) -> None:
+def _check_records(batch: CheckedBatch, codec: Codec, configs: TopicConfigs, now_ms: int) -> None:
     """Check the records of a batch, correct its header, and set its timestamps and flags.
 
     When this function is called, `min_ts` and `max_ts` of the batch are the timestamps in its header. The largest
@@ -148,7 +148,7 @@ def _check_records(batch: ProducedBatch, codec: Codec, configs: TopicConfigs, no
         data[_CRC] = crc32c(data[CRC_START:]).to_bytes(4, "big")
 
 
-def _rejected(batch: ProducedBatch, configs: TopicConfigs, accepted_ms: tuple[int, int] | None) -> CodeError:
+def _rejected(batch: CheckedBatch, configs: TopicConfigs, accepted_ms: tuple[int, int] | None) -> CodeError:
     """Return the error for a batch. Like a broker, include the invalid records (KIP-467). A record is invalid if its
     timestamp is outside `accepted_ms`, or if it does not have a key and the topic is compacted.
     """
@@ -170,7 +170,7 @@ def _rejected(batch: ProducedBatch, configs: TopicConfigs, accepted_ms: tuple[in
     rows = [{"batchIndex": index, "batchIndexErrorMessage": reason} for index, reason in sorted(reasons.items())]
     first = min(reasons)
     message = f"{len(rows)} of {batch.count} records are invalid; record {first}: {reasons[first]}"
-    return CodeError(code, message, recordErrors=rows)
+    return CodeError(code, message, record_errors=rows)
 
 
 def _invalid(message: str) -> CodeError:
@@ -194,7 +194,7 @@ def writer_id(producer: int, partition: int) -> str:
     return f"{KAFKA_WRITER}{producer}-{partition}"
 
 
-def next_number(last: int | None, batch: BatchHeader | ProducedBatch) -> int:
+def next_number(last: int | None, batch: BatchHeader | CheckedBatch) -> int:
     """Return the number of the last record in a batch, using Kafka's rules.
 
     `last` is the number of the producer's last record. If it is None, the producer is unknown and may start at any

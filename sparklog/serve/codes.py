@@ -141,11 +141,20 @@ TRANSACTION_CODES: CodeTable = {
 
 
 class CodeError(Exception):
-    """An error with its code in the Kafka protocol. `fields` are additional fields of the response."""
+    """An error with its code in the Kafka protocol.
 
-    def __init__(self, code: Code, message: str = "", **fields: object) -> None:
+    * `message`: None if the code describes the error
+    * `record_errors`: the invalid records of a batch, as rows of the response
+    * `fields`: additional fields of the response
+    """
+
+    def __init__(
+        self, code: Code, message: str | None = None, *, record_errors: Sequence[Fields] = (), **fields: object
+    ) -> None:
         super().__init__(message or code.name)
         self.code = code
+        self.message = message
+        self.record_errors = record_errors
         self.fields = fields
 
 

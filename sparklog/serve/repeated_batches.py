@@ -24,7 +24,7 @@ from sparklog.log.state.slices import SliceFlag
 from sparklog.log.state.view import READ_UNCOMMITTED, OffsetRange
 from sparklog.log.state.writer_runs import WriterEntry
 from sparklog.log.topic.engine import TopicLog
-from sparklog.serve.batch_checks import ProducedBatch
+from sparklog.serve.batch_checks import CheckedBatch
 from sparklog.serve.stored_batches import patched_batches
 
 REPEATABLE_BATCHES = 5
@@ -36,7 +36,7 @@ batches of other producers may follow the retried batch.
 """
 
 
-def find_repeated(log: TopicLog, partition: int, batch: ProducedBatch, entry: WriterEntry) -> BatchHeader | None:
+def find_repeated(log: TopicLog, partition: int, batch: CheckedBatch, entry: WriterEntry) -> BatchHeader | None:
     """Return the stored header of a retried batch, with its offset. `entry` is the producer's registry entry.
 
     Returns None if the batch is not among the producer's latest five batches, or if its records have been deleted.

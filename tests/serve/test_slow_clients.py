@@ -272,10 +272,10 @@ def test_a_request_for_many_unknown_topics_does_not_delay_the_commits_of_others(
 ) -> None:
     released, commit = threading.Event(), batch_commit.commit_batches
 
-    def slow_if_unknown(log: TopicLog, batches: Any) -> Any:
+    def slow_if_unknown(log: TopicLog, batches: Any, **options: Any) -> Any:
         if log.topic != "t":
             released.wait(30)
-        return commit(log, batches)
+        return commit(log, batches, **options)
 
     address = serve(root, writable=True)
     one, two = Wire(address), Wire(address)

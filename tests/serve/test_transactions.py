@@ -883,6 +883,18 @@ def test_batches_that_wait_for_a_commit_get_a_response_if_the_worker_is_cancelle
     asyncio.run(run())
 
 
+def test_batches_that_wait_for_other_producers_are_rejected_when_the_server_stops() -> None:
+    async def run() -> None:
+        appends, an_hour = Appends(server.in_memory(), asyncio.to_thread), asyncio.get_running_loop().time() + 3_600
+        appends._topics["t"] = TopicQueue(0.0, latest_start=an_hour, expected_batches=3)
+        response = appends.add("t", 0, memoryview(batch_of([b"1"])), 7)
+        await asyncio.sleep(0)
+        await appends.close(3_600)
+        assert response.result().code is Code.NOT_LEADER_OR_FOLLOWER
+
+    asyncio.run(asyncio.wait_for(run(), 60))
+
+
 def test_batches_of_a_cancelled_commit_get_a_response() -> None:
     async def run() -> None:
         served = server.in_memory()

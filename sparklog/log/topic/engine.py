@@ -1,7 +1,8 @@
 """The root and topic handles that other sparklog packages use: `root.engine` and `topic.log`.
 
 The command line, Spark, transactions, maintenance, import and export use `TopicLog` to commit intents and publish
-files.
+files. Planners and readers also import this module, so the modules that only writers need are imported by the methods
+that use them.
 """
 
 from __future__ import annotations
@@ -27,14 +28,13 @@ from sparklog.log.state.topic_state import TopicState
 from sparklog.log.state.writer_runs import KafkaWriterKey, WriterKey
 from sparklog.log.topic.defaults import DefaultsLog
 from sparklog.log.topic.expiring import CREATED_TOPIC
-from sparklog.log.topic.prepared_appends import PreparedAppend
-from sparklog.log.write.append_target import AppendOutcome, AppendTarget
 from sparklog.storage.fork_safety import ForkLock
 from sparklog.storage.parallel_reads import read_each
 from sparklog.storage.store import Store
 
 if TYPE_CHECKING:
     from sparklog.log.topic.commit_queue import CommitQueue
+    from sparklog.log.write.append_target import AppendOutcome, AppendTarget
 
 E = TypeVar("E", bound=StateEntry)
 HANDLES_PER_SWEEP = 4_096
@@ -197,7 +197,6 @@ class TopicLog(CommitLog):
     def queue(self) -> CommitQueue:
         """The queue that publishes the appends of all threads of this process."""
         if self._queue is None:
-            # Processes that only read or plan do not need the modules that encode commits.
             from sparklog.log.topic.commit_queue import CommitQueue
 
             with _NEW_QUEUE:
@@ -206,6 +205,8 @@ class TopicLog(CommitLog):
 
     def append_target(self, refresh: bool = True) -> AppendTarget:
         """Return the target of the latest state, or of the cached state if `refresh` is false."""
+        from sparklog.log.write.append_target import AppendTarget
+
         root_checked_at = self.refresh_checking_root() if refresh else None
         state = self.state(refresh=False)
         configs = self.engine.defaults.of_topic(self.topic, state.configs)
@@ -248,6 +249,8 @@ class TopicLog(CommitLog):
             NotFound: the topic was deleted.
             Unavailable: the store failed. If `is_unknown` is true, the files may have been published.
         """
+        from sparklog.log.topic.prepared_appends import PreparedAppend
+
         return self.queue.publish(
             PreparedAppend(
                 files,
