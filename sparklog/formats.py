@@ -39,10 +39,10 @@ def decode(
     Args:
         column: Keys or values, as in a scan. Nulls remain null.
         name: One of `formats.FORMATS`. Numbers are big-endian, as in Kafka's serializers.
-        schema: Schema of `avro`: a file name, a JSON string, or a Python object. `{id: schema, ...}` decodes frames of
-            a schema registry (a zero byte, the id, Avro). Values with an earlier schema are converted to the last
-            schema. A `Subject` of a registry decodes frames to its latest schema, and a `SchemaRegistry` to the schema
-            with the greatest id in the column.
+        schema: Schema of `avro`, `json-schema` or `protobuf`: a file name, the text of the schema, or a Python object
+            instead of JSON. `{id: schema, ...}` decodes frames of a schema registry (a zero byte, the id, the encoded
+            value). Values with an earlier schema are converted to the last schema. A `Subject` of a registry decodes
+            frames to its latest schema, and a `SchemaRegistry` to the schema with the greatest id in the column.
         arrow_type: Type of the result. Default: the type of the format. For `json`, the type that Arrow infers.
 
     Returns:
@@ -164,8 +164,8 @@ def open_format(name: str, schema: Schemas = None) -> ValueFormat:
     from sparklog.schemas.registry import SchemaRegistry, Subject
 
     def given(schema: Any) -> Any:
-        parsed = read_schema(schema, SCHEMA_TITLES[name])
-        return json.dumps(parsed) if isinstance(parsed, str) else parsed
+        parsed = read_schema(schema, name)
+        return json.dumps(parsed) if isinstance(parsed, str) and name != "protobuf" else parsed
 
     if isinstance(schema, (SchemaRegistry, Subject)):
         return schema_format(name, schema)
@@ -174,24 +174,28 @@ def open_format(name: str, schema: Schemas = None) -> ValueFormat:
     return schema_format(name, given(schema))
 
 
-SCHEMA_TITLES = {"avro": "an Avro schema", "json-schema": "a JSON Schema"}
+SCHEMA_TITLES = {"avro": "an Avro schema", "json-schema": "a JSON Schema", "protobuf": "a Protobuf schema"}
 
 
-def read_schema(schema: Any, title: str) -> Any:
-    """Return a schema as a Python object, from a file or from JSON. `title` is the name of its format in messages.
+def read_schema(schema: Any, name: str) -> Any:
+    """Return a schema of the format `name` as a Python object, or as its text for Protobuf. It may be in a file.
 
-    A string that starts like JSON is not a file name.
+    A string that starts like JSON, or that contains a brace for Protobuf, is not a file name.
     """
+    title = SCHEMA_TITLES[name]
     if not isinstance(schema, (str, PathLike)):
         return schema
     text, source = str(schema), "the schema"
-    if not isinstance(schema, str) or not text.lstrip().startswith(("{", "[", '"')):
+    is_text = "{" in text if name == "protobuf" else text.lstrip().startswith(("{", "[", '"'))
+    if not isinstance(schema, str) or not is_text:
         source = text
         try:
             text = Path(text).read_text(encoding="utf-8")
         except (OSError, ValueError) as error:
             reason = getattr(error, "strerror", None) or "the file is not UTF-8"
             raise BadRequest(f"the file {source} with {title} cannot be read: {reason}") from None
+    if name == "protobuf":
+        return text
     try:
         return json.loads(text)
     except ValueError as error:

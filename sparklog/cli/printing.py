@@ -25,9 +25,9 @@ if TYPE_CHECKING:
 
 
 Format = Literal[
-    "string", "short", "integer", "long", "float", "double", "json", "hex", "base64", "avro", "json-schema"
+    "string", "short", "integer", "long", "float", "double", "json", "hex", "base64", "avro", "json-schema", "protobuf"
 ]
-SCHEMA_FORMATS = ("avro", "json-schema")
+SCHEMA_FORMATS = ("avro", "json-schema", "protobuf")
 
 SCHEMA_HELP = "File with the schema of {}. If a schema registry was used, specify ID=FILE for each schema id."
 
@@ -39,7 +39,8 @@ class Formats:
     key_format: Annotated[
         Format | None,
         Option(
-            help="Format of keys. Numbers use the encoding of Kafka's serializers. Avro is printed as JSON.",
+            help="Format of keys. Numbers use the encoding of Kafka's serializers. Avro and Protobuf are printed as"
+            " JSON.",
             show_default="bytes",
         ),
     ] = None

@@ -91,7 +91,9 @@ ACKS = _unused("appended records are durable, as with acks=all")
 SOCKET = _unused("there is no broker")
 SYSTEST = _unused("the option is for Kafka's own tests", value=False)
 METRICS = _unused("sparklog clients have no metrics", value=False)
-FORMATS = "--{}-format accepts string, short, integer, long, float, double, json, hex, base64, avro and json-schema"
+FORMATS = (
+    "--{}-format accepts string, short, integer, long, float, double, json, hex, base64, avro, json-schema and protobuf"
+)
 KEY_CLASS, VALUE_CLASS = (_classes(part, "Deserializer", FORMATS.format(part)) for part in ("key", "value"))
 ONE_GROUP = _none("specify one group; `sparklog groups list` lists all groups")
 INSTEAD = "use options instead: "

@@ -17,6 +17,7 @@ the values.
 | hex, base64                          | any                                | string         | digits           |
 | avro                                 | see `sparklog.format.avro`         | by the schema  | Avro's JSON      |
 | json-schema                          | see `sparklog.format.json_schema`  | by the schema  | JSON on one line |
+| protobuf                             | see `sparklog.format.protobuf`     | by the schema  | Protobuf's JSON  |
 
 Numbers are converted with numpy and Arrow, without a Python object per row. An invalid row raises `BadRequest` with the
 name of the row.
@@ -378,7 +379,7 @@ FORMATS: dict[str, Callable[[str], ValueFormat]] = {
     ),
     "base64": lambda name: DigitsFormat(name, base64.b64encode, _from_base64),
 }
-SCHEMA_FORMATS = ("avro", "json-schema")
+SCHEMA_FORMATS = ("avro", "json-schema", "protobuf")
 """Formats that require a schema (`sparklog.format.registered`)."""
 NAMES_OF_ALL = (*FORMATS, *SCHEMA_FORMATS)
 

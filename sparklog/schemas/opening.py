@@ -64,6 +64,10 @@ def _format_class(name: str) -> type[SchemaFormat]:
         from sparklog.format.avro import AvroFormat
 
         return AvroFormat
-    from sparklog.format.json_schema import JsonSchemaFormat
+    if name == "json-schema":
+        from sparklog.format.json_schema import JsonSchemaFormat
 
-    return JsonSchemaFormat
+        return JsonSchemaFormat
+    from sparklog.format.protobuf import ProtobufFormat
+
+    return ProtobufFormat

@@ -315,7 +315,7 @@ def test_arbitrary_bytes_raise_only_bad_request() -> None:
 def test_schema_requires_a_format_with_schemas(monkeypatch: pytest.MonkeyPatch) -> None:
     for name, schema, says in (
         ("avro", None, "the format avro requires a schema"),
-        ("long", '"long"', "json-schema have schemas: omit the schema for the format long"),
+        ("long", '"long"', "json-schema and protobuf have schemas: omit the schema for the format long"),
     ):
         with pytest.raises(BadRequest, match=says):
             formats.decode(pa.array([b""]), name, schema)
