@@ -19,7 +19,7 @@ the table is loaded to find out whether it contains the snapshot.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from typing import IO, Any, cast
@@ -54,8 +54,8 @@ from pyiceberg.io.pyarrow import (
 from pyiceberg.manifest import DataFile, DataFileContent, FileFormat
 from pyiceberg.table import CommitTableResponse, FileScanTask, Table, Transaction
 from pyiceberg.table.metadata import TableMetadata
-from pyiceberg.table.snapshots import Snapshot
-from pyiceberg.table.update import AddSnapshotUpdate, TableRequirement, TableUpdate
+from pyiceberg.table.snapshots import Operation, Snapshot, Summary
+from pyiceberg.table.update import AddSnapshotUpdate, AssertTableUUID, TableRequirement, TableUpdate
 from pyiceberg.typedef import Record
 from pyiceberg.types import BinaryType, IntegerType, LongType, StringType
 
@@ -161,14 +161,22 @@ class IcebergTable:
                 self.delete_files([file.path for file in merge.added])
             raise
 
+    def replace_files(self, state: TableState, added: Sequence[NewFile], removed: Sequence[ExistingFile]) -> None:
+        """Replace files with files that contain the same rows, based on exactly `state`."""
+        self.commit(state, added, removed, None)
+
     def commit(
-        self, state: TableState, added: Sequence[NewFile], removed: Sequence[ExistingFile], watermark: Watermark
+        self, state: TableState, added: Sequence[NewFile], removed: Sequence[ExistingFile], watermark: Watermark | None
     ) -> None:
-        """Commit new files, the removal of existing files and the watermark, based on exactly `state`."""
+        """Commit new files, the removal of existing files and the watermark, based on exactly `state`.
+
+        Without a watermark, the new files contain the same rows as the removed files.
+        """
         table: Table = state.handle
-        properties = watermark.to_properties()
-        transaction = self._transaction(table)
-        transaction.set_properties(properties)
+        properties = {} if watermark is None else watermark.to_properties()
+        transaction = self._transaction(table, is_replacement=watermark is None)
+        if properties:
+            transaction.set_properties(properties)
         update = transaction.update_snapshot(snapshot_properties=properties)
         added_files = [self._data_file(table, file) for file in added]
         with self._errors("write the manifests of"), update.overwrite() if removed else update.merge_append() as change:
@@ -177,6 +185,19 @@ class IcebergTable:
             for data_file in added_files:
                 change.append_data_file(data_file)
         self._commit(transaction)
+
+    def commit_updates(
+        self, state: TableState, updates: Sequence[TableUpdate], requirements: Sequence[TableRequirement]
+    ) -> None:
+        """Commit changes of metadata that add no snapshot."""
+        table: Table = state.handle
+        identity = AssertTableUUID(uuid=table.metadata.table_uuid)
+        with self._commit_errors():
+            _SingleAttempt(self._catalog).commit_table(table, (identity, *requirements), tuple(updates))
+
+    def file_prefix(self, state: TableState) -> str:
+        """Return the start of the names of data files, which is the id of the topic."""
+        return state.watermark.topic_id if state.watermark is not None else "sparklog"
 
     def partition_columns(self, state: TableState) -> Sequence[str]:
         table: Table = state.handle
@@ -260,7 +281,8 @@ class IcebergTable:
         return TableState(schema, self._watermark(table.metadata), handle=table)
 
     def _watermark(self, metadata: TableMetadata) -> Watermark | None:
-        for snapshot in _ancestors(metadata):
+        snapshots = {snapshot.snapshot_id: snapshot for snapshot in metadata.snapshots}
+        for snapshot in ancestors(snapshots, metadata.current_snapshot_id):
             summary = _summary(snapshot)
             if COMMIT_ID in summary:
                 return Watermark.from_properties(summary, self.name)
@@ -293,14 +315,20 @@ class IcebergTable:
             **statistics.to_serialized_dict(),
         )
 
-    def _transaction(self, table: Table) -> Transaction:
-        catalog: Any = _SingleAttempt(self._catalog)
+    def _transaction(self, table: Table, *, is_replacement: bool = False) -> Transaction:
+        catalog: Any = _SingleAttempt(self._catalog, is_replacement)
         based_on = Table(table.name(), table.metadata, table.metadata_location, table.io, catalog, table.config)
         return based_on.transaction()
 
     def _commit(self, transaction: Transaction) -> None:
-        try:
+        with self._commit_errors():
             transaction.commit_transaction()
+
+    @contextmanager
+    def _commit_errors(self) -> Iterator[None]:
+        """Convert the errors of a request that commits."""
+        try:
+            yield
         except _RejectedError as error:
             self._check_rejected(error)
         except NoSuchTableError:
@@ -366,10 +394,14 @@ class _RejectedError(Exception):
 
 
 class _SingleAttempt:
-    """A catalog whose rejected commits pyiceberg does not retry."""
+    """A catalog whose rejected commits pyiceberg does not retry.
 
-    def __init__(self, catalog: Catalog) -> None:
+    If `is_replacement` is True, the operation of the new snapshot is `replace`, which pyiceberg cannot create.
+    """
+
+    def __init__(self, catalog: Catalog, is_replacement: bool = False) -> None:
         self._catalog = catalog
+        self._is_replacement = is_replacement
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._catalog, name)
@@ -377,11 +409,13 @@ class _SingleAttempt:
     def commit_table(
         self, table: Table, requirements: tuple[TableRequirement, ...], updates: tuple[TableUpdate, ...]
     ) -> CommitTableResponse:
+        if self._is_replacement:
+            updates = tuple(map(_with_replacement, updates))
+        added = next((update.snapshot for update in updates if isinstance(update, AddSnapshotUpdate)), None)
         try:
             return self._catalog.commit_table(table, requirements, updates)
         except CommitFailedException as error:
-            added = (update.snapshot for update in updates if isinstance(update, AddSnapshotUpdate))
-            raise _RejectedError(next(added, None)) from error
+            raise _RejectedError(added) from error
 
 
 def _names_in_file(table: Table, file_schema: pa.Schema, schema: pa.Schema) -> list[str | None]:
@@ -409,13 +443,18 @@ def _columns_without_statistics(footer: pq.FileMetaData) -> set[str]:
     return {chunk.path_in_schema for chunk in chunks if not chunk.is_stats_set}
 
 
-def _ancestors(metadata: TableMetadata) -> Iterator[Snapshot]:
-    """Yield the current snapshot and its ancestors that have not expired, latest first."""
-    snapshots = {snapshot.snapshot_id: snapshot for snapshot in metadata.snapshots}
-    current = metadata.current_snapshot_id
-    while current is not None and current in snapshots:
-        yield snapshots[current]
-        current = snapshots[current].parent_snapshot_id
+def _with_replacement(update: TableUpdate) -> TableUpdate:
+    if not isinstance(update, AddSnapshotUpdate):
+        return update
+    summary = Summary(Operation.REPLACE, **_summary(update.snapshot))
+    return AddSnapshotUpdate(snapshot=update.snapshot.model_copy(update={"summary": summary}))
+
+
+def ancestors(snapshots: Mapping[int, Snapshot], snapshot_id: int | None) -> Iterator[Snapshot]:
+    """Yield a snapshot and its ancestors that have not expired, latest first."""
+    while snapshot_id is not None and snapshot_id in snapshots:
+        yield snapshots[snapshot_id]
+        snapshot_id = snapshots[snapshot_id].parent_snapshot_id
 
 
 def _delete_manifests(table: Table, snapshot: Snapshot) -> None:
