@@ -169,6 +169,7 @@ class Membership:
     Heartbeats of other members do not cover a member that stops checking.
     """
     _is_steady: bool = field(init=False, default=True)
+    """True if the member must revoke the same partitions in the last two states that were applied."""
 
     def __post_init__(self) -> None:
         self.leases = MemberLeases(self.group)

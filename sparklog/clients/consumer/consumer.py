@@ -106,7 +106,8 @@ class Consumer(PartitionReader, GroupConsumer):
         self._member: ConsumerMember | None = None
         self._subscription: TopicSubscription | None = None
         self._names: tuple[str, ...] = ()
-        self._matched = self._env.now()
+        self._matched_at = self._env.now()
+        """The time at which the names of the subscribed topics were determined."""
         self._woken = False
 
     def __repr__(self) -> str:
@@ -172,7 +173,7 @@ class Consumer(PartitionReader, GroupConsumer):
         names = subscription.matching(self._view)
         self._topics.refresh(names)
         self._rebalances.listener = RebalanceListener() if listener is None else listener
-        self._subscription, self._names, self._matched = subscription, names, self._env.now()
+        self._subscription, self._names, self._matched_at = subscription, names, self._env.now()
         if self._member is not None:
             self._member.subscribe(names)
             return
@@ -334,6 +335,7 @@ class Consumer(PartitionReader, GroupConsumer):
             # Reading the topics may have found new partitions, which are assigned immediately.
             return self._fetcher.plan() or self._with_group(self._follow)
         except NotFound:
+            # A topic that matched the pattern may have been deleted.
             if not self._refresh_matches():
                 raise
             return True
@@ -343,7 +345,7 @@ class Consumer(PartitionReader, GroupConsumer):
         if self._woken:
             self._woken = False
             raise Wakeup(f"{self!r} was woken up")
-        self._with_group(self._do_due)
+        self._with_group(self._run_group_work)
         self._rebalances.notify()
 
     def _with_group(self, work: Callable[[], bool]) -> bool:
@@ -368,20 +370,21 @@ class Consumer(PartitionReader, GroupConsumer):
     def _follow(self) -> bool:
         return self._member is not None and self._rebalances.follow(self._member)
 
-    def _do_due(self) -> bool:
-        """Return True if the assignment has changed."""
+    def _run_group_work(self) -> bool:
+        """Run the due work of `_run_due_work`. Return True if the assignment has changed."""
         while True:
             try:
-                member = self._reader()
+                member = self._ensure_member()
                 member.polled()
                 self._commits.run_due(member)
-                if self._env.elapsed_ms(self._matched) >= self._options["metadata_max_age_ms"]:
+                if self._env.elapsed_ms(self._matched_at) >= self._options["metadata_max_age_ms"]:
                     self._refresh_matches()
                 has_changed = self._rebalances.follow(member)
                 if has_changed:
                     self._refresh_matches()
                 return has_changed
             except NotFound:
+                # A topic that matched the pattern may have been deleted.
                 if not self._refresh_matches():
                     raise
 
@@ -397,7 +400,8 @@ class Consumer(PartitionReader, GroupConsumer):
             self._clear_subscription()
             raise error
 
-    def _reader(self) -> ConsumerMember:
+    def _ensure_member(self) -> ConsumerMember:
+        """Return the member. Join the group again if the consumer was removed from it."""
         if self._member is None and self._subscription is not None:
             self._topics.refresh(self._names)
             self._member = self._join()
@@ -407,7 +411,7 @@ class Consumer(PartitionReader, GroupConsumer):
 
     def _refresh_matches(self) -> bool:
         """Find the topics that match the pattern. Return True if the matching topics have changed."""
-        self._matched = self._env.now()
+        self._matched_at = self._env.now()
         if self._subscription is None or self._subscription.pattern is None:
             return False
         names = self._subscription.matching(self._view)

@@ -78,10 +78,10 @@ class OffsetCommits:
         try:
             self._write(member, offsets)
         except (Conflict, NotFound):
-            errors = [self._try(member, {topic: positions}) for topic, positions in offsets.items()]
-            for error in errors:
-                if error is not None:
-                    raise error from None
+            results = [self._try(member, {topic: positions}) for topic, positions in offsets.items()]
+            errors = [error for error in results if error is not None]
+            if errors:
+                raise errors[0] from None
 
     def run_pending(self, member: ConsumerMember) -> None:
         while self._pending:
@@ -98,6 +98,7 @@ class OffsetCommits:
                     _LOG.warning("commit_async of %s failed: %s", commit.offsets, error)
 
     def _try(self, member: ConsumerMember, offsets: Offsets) -> SparklogError | None:
+        """Commit offsets. Return the error instead of raising it."""
         try:
             self._write(member, offsets)
         except SparklogError as error:

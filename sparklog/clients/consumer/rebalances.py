@@ -70,30 +70,36 @@ class Rebalances:
         self._fetcher = fetcher
         self._starts = starts
         self._commits = commits
-        self._unfinished = False
-        self._revoked_all = False
+        self._is_unfinished = False
+        """True if the next `follow` must continue the latest rebalance, even if the group has not changed."""
+        self._has_revoked_all = False
+        """True if an eager member has revoked all partitions, so that `on_assigned` is called even if no partitions are
+        assigned.
+        """
         self._unannounced: frozenset[TopicPartition] | None = None
         """The assigned partitions that have not been passed to `on_assigned` yet, or None if no call is due."""
         self._error: Exception | None = None
+        """The first error of the listener since the last `notify`."""
 
     def follow(self, member: ConsumerMember) -> bool:
         """Apply the changes of the group. Return True if the assignment has changed. The listener is called later by
         `notify`.
         """
-        if not (member.refresh() or self._unfinished):
+        if not (member.refresh() or self._is_unfinished):
             return False
         before = self._positions.assigned
-        self._unfinished = True
+        # If a step fails, the next call repeats it.
+        self._is_unfinished = True
         revokes_all = member.must_revoke_all()
         revoked = before if revokes_all else member.revoking() & before
         if revoked:
             self._revoke(member, revoked)
-        self._revoked_all = self._revoked_all or revokes_all
+        self._has_revoked_all = self._has_revoked_all or revokes_all
         if revokes_all or member.revoking():
             member.revoke()
         if member.is_stable() or not member.is_eager:
             self._start_added(member)
-        self._unfinished = not member.is_stable()
+        self._is_unfinished = not member.is_stable()
         return self._positions.assigned != before
 
     def notify(self) -> None:
@@ -110,9 +116,9 @@ class Rebalances:
         added = member.assigned() - self._positions.assigned
         if added:
             self.start(added, member.polled)
-        if added or self._revoked_all:
+        if added or self._has_revoked_all:
             self._unannounced = added if self._unannounced is None else self._unannounced | added
-        self._revoked_all = False
+        self._has_revoked_all = False
 
     def start(self, partitions: Collection[TopicPartition], heartbeat: Callable[[], None]) -> None:
         """Start or restart reading partitions at their committed offsets."""
@@ -134,14 +140,14 @@ class Rebalances:
     def end(self) -> None:
         """Revoke all partitions before the member leaves."""
         self._call_and_drop(self.listener.on_revoked, self._positions.assigned)
-        self._unannounced, self._unfinished, self._revoked_all = None, False, False
+        self._unannounced, self._is_unfinished, self._has_revoked_all = None, False, False
 
     def lose(self) -> None:
         """Remove all partitions, because the member was removed from the group."""
         lost = self._positions.assigned
         _LOG.warning("lost %s", _names(lost))
         self._call_and_drop(self.listener.on_lost, lost)
-        self._unannounced, self._unfinished, self._revoked_all = None, False, False
+        self._unannounced, self._is_unfinished, self._has_revoked_all = None, False, False
 
     def _call_and_drop(self, method: ListenerMethod, partitions: frozenset[TopicPartition]) -> None:
         try:
