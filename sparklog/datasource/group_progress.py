@@ -36,10 +36,15 @@ class GroupProgress:
         self._session_timeout_ms = options.session_timeout_ms
         self._instance = options.group_instance or f"spark-{root.env.new_id()}"
         self._member: Membership | None = None
+        """The membership in the group, or None before the first commit and after `finish`."""
         self._committed: dict[tuple[str, str], dict[int, int]] = {}
+        """The committed offsets of the group, by topic and topic id."""
         self._published: OffsetJson | None = None
-        self._failed: ClockReading | None = None
-        self._left = False
+        """The latest start that was committed, or None before the first commit."""
+        self._failed_at: ClockReading | None = None
+        """The time at which the latest commit failed, or None if it succeeded."""
+        self._has_left = False
+        """True if `finish` was called, and no commit has followed."""
 
     def processed(self, start: OffsetJson) -> None:
         """Commit the offsets in `start` if they have changed. If the error is transient, log a warning, and a later
@@ -48,13 +53,13 @@ class GroupProgress:
         Raises Fenced if another run has replaced this run, or if the group was reset or deleted. Raises Corrupt or
         BadRequest if the log of the group cannot be read.
         """
-        if self._left and start == self._published:
+        if self._has_left and start == self._published:
             return
-        if self._failed is not None and self._env.elapsed_ms(self._failed) < RETRY_MS:
+        if self._failed_at is not None and self._env.elapsed_ms(self._failed_at) < RETRY_MS:
             return
         try:
             self._publish(start)
-            self._failed = None
+            self._failed_at = None
         except Fenced as error:
             raise Fenced(
                 f"{error}. This query reads with kafka.group.id={self._group.id}: if another query or another source "
@@ -63,7 +68,7 @@ class GroupProgress:
             ) from None
         except (Conflict, NotFound, Unavailable) as error:
             # The planner reports deleted topics.
-            self._failed = self._env.now()
+            self._failed_at = self._env.now()
             warn(f"group '{self._group.id}' is behind until a later micro-batch commits its offsets: {error}")
 
     def finish(self, last: OffsetJson | None = None) -> None:
@@ -71,8 +76,8 @@ class GroupProgress:
 
         Errors of the store are not raised.
         """
-        if last is not None and self._failed is not None:
-            self._failed = None
+        if last is not None and self._failed_at is not None:
+            self._failed_at = None
             self.processed(last)
         if self._member is None:
             return
@@ -81,7 +86,7 @@ class GroupProgress:
         except (Conflict, NotFound, Unavailable, OSError) as error:
             warn(f"group '{self._group.id}' remains active until its session timeout expires: {error}")
         self._member = None
-        self._left = True
+        self._has_left = True
 
     def _publish(self, start: OffsetJson) -> None:
         member = self._joined()
@@ -103,7 +108,7 @@ class GroupProgress:
             self._committed = {
                 item.topic_and_id: dict(zip(item.partition, item.offset, strict=True)) for item in offsets
             }
-            self._left = False
+            self._has_left = False
         return self._member
 
     def _moved(self, position: StreamOffset) -> dict[str, dict[int, int]]:

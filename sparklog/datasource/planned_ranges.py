@@ -6,8 +6,8 @@ that can no longer be read are reported as data loss.
 
 from __future__ import annotations
 
+from sparklog.datasource.data_loss import DataLoss
 from sparklog.datasource.offsets import StreamOffset
-from sparklog.datasource.starting_offsets import DataLoss
 from sparklog.datasource.stream_topics import StreamTopics
 from sparklog.log.state.view import OffsetRange
 

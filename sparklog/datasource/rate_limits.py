@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 
 from sparklog.datasource.offsets import Positions, map_partitions
 from sparklog.datasource.options import ReadOptions
-from sparklog.datasource.starting_offsets import Partitions
+from sparklog.datasource.starting_offsets import PartitionBounds
 from sparklog.format.checkpoint_files import TopicPartition
 from sparklog.log.state.view import LogView, OffsetRange, Stored
 from sparklog.storage.retries import Clock
@@ -26,7 +26,7 @@ class RateLimits:
         self._planned_at: float | None = None
         """The time of the last call of `plan` that did not delay the micro-batch, even if no records were available."""
 
-    def plan(self, begin: Positions, available: Positions, bounds: Partitions, *, may_delay: bool) -> Positions:
+    def plan(self, begin: Positions, available: Positions, bounds: PartitionBounds, *, may_delay: bool) -> Positions:
         """Return the end of the next micro-batch, or `begin` if `minOffsetsPerTrigger` delays the micro-batch.
 
         Each call that does not delay the micro-batch starts `maxTriggerDelay` again.
@@ -53,7 +53,7 @@ class RateLimits:
         return sum(part.records for part in stored.values()) < min_offsets
 
     def _cut(
-        self, begin: Positions, end: Positions, bounds: Partitions, stored: Mapping[TopicPartition, Stored]
+        self, begin: Positions, end: Positions, bounds: PartitionBounds, stored: Mapping[TopicPartition, Stored]
     ) -> Positions:
         """Reduce `end` according to `maxOffsetsPerTrigger` and `maxBytesPerTrigger`."""
         max_offsets = self._options.max_offsets_per_trigger
@@ -72,7 +72,7 @@ class RateLimits:
             )
         return end
 
-    def _stored(self, begin: Positions, end: Positions, bounds: Partitions) -> dict[TopicPartition, Stored]:
+    def _stored(self, begin: Positions, end: Positions, bounds: PartitionBounds) -> dict[TopicPartition, Stored]:
         """Return the number of stored records and bytes in each offset range. Positions below the log start are not
         counted.
         """

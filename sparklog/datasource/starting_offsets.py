@@ -1,11 +1,5 @@
 """Resolution of the bounds of a read to offsets, according to the rules of Spark's Kafka connector.
 
-If a stream is restarted on another host, its checkpoint contains offsets that the first host has seen. Network file
-systems cache names, so the new host may not see the latest commits, or the decision of a transaction, for some time. If
-the visible end of the log were treated as the actual end, data loss would be reported. Therefore, if offsets are beyond
-the visible end, the view is refreshed until caches have expired (`SETTLE_MS`), unless the topic was deleted or created
-again.
-
 A read can start at the committed offsets of its group (`startingOffsets=group`). If the group has no offset for a
 partition, or if the offset is out of range, `kafka.auto.offset.reset` applies, as for Kafka consumers. If this option
 is not set, a partition without a committed offset starts at the default of `startingOffsets`, and an offset that is out
@@ -14,80 +8,25 @@ of range is reported as data loss.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 from sparklog.common.times import iso_time
+from sparklog.datasource.data_loss import DataLoss
+from sparklog.datasource.hidden_offsets import wait_until_reached
 from sparklog.datasource.offsets import EARLIEST, LATEST, StreamOffset, describe
 from sparklog.datasource.options import GROUP, Bound, ReadOptions
 from sparklog.datasource.spark_workers import warn
 from sparklog.datasource.subscription import Subscriber
 from sparklog.errors import BadRequest, NotFound
-from sparklog.format.checkpoint_files import TopicPartition
 from sparklog.log.state.view import Bounds, LogView, OffsetRange
-from sparklog.storage.retries import SETTLE_MS, Backoff, Clock
+from sparklog.storage.retries import Clock
 
-Partitions = Mapping[str, Mapping[int, Bounds]]
+PartitionBounds = Mapping[str, Mapping[int, Bounds]]
 """The bounds of the partitions to read in a snapshot, by topic and partition."""
 
 
-OTHER_ROOT = ", or the checkpoint belongs to another root. In this case, give this query a separate checkpointLocation"
-
-
-class DataLoss:
-    """Reports records that can no longer be read. An error is raised or, if `failOnDataLoss=false`, a single warning is
-    logged.
-    """
-
-    def __init__(self, fail: bool) -> None:
-        self.fail = fail
-        self._warned: set[str] = set()
-
-    def report(self, what: str, otherwise: str, *, hint: str = "", remedy: str = "") -> None:
-        """Raise NotFound, or log a warning if `failOnDataLoss=false`.
-
-        Args:
-            what: The sentence that describes the loss.
-            otherwise: The action of the query if failOnDataLoss=false, such as "skips it".
-            hint: Another possible reason, which is appended to the sentence.
-            remedy: The action to take if no records were lost, for example because an option contains a wrong offset.
-        """
-        if self.fail and remedy:
-            raise NotFound(f"{what}: {remedy}")
-        if self.fail:
-            raise NotFound(
-                f"{what}{hint}. If this loss is acceptable, set failOnDataLoss=false, so that the query {otherwise}"
-            )
-        if what not in self._warned:
-            self._warned.add(what)
-            warn(f"{what}; because failOnDataLoss=false, the query {otherwise}")
-
-    def check_start(self, topic: str, partition: int, start: int, end: int, limits: Bounds) -> int:
-        """Return the start of a range. If the start is below the log start offset, report data loss and return the log
-        start offset.
-        """
-        if start >= limits.log_start:
-            return start
-        stop = min(end, limits.log_start)
-        self.report(
-            f"Offsets {start} to {stop - 1} of {topic}-{partition} were deleted: the log starts at {limits.log_start} "
-            "(retention or delete-records)",
-            "continues at the log start",
-        )
-        return stop
-
-    def check_end(self, topic: str, partition: int, end: int, limits: Bounds, option: str = "") -> int:
-        """Return an offset. If the offset is above the log end offset, report data loss and return the log end offset.
-        `option` is the option that set the offset.
-        """
-        if end > limits.log_end:
-            what = f"Offset {end} of {topic}-{partition} is out of range: the log ends at {limits.log_end}"
-            valid = f"{option} accepts {limits.log_start} to {limits.log_end}" if option else ""
-            self.report(what, "ends there", hint=f"; it was restored from an older copy{OTHER_ROOT}", remedy=valid)
-        return min(end, limits.log_end)
-
-
 def resolve_bound(
-    view: LogView, partitions: Partitions, bound: Bound, isolation: str, *, no_match_is_latest: bool
+    view: LogView, partitions: PartitionBounds, bound: Bound, isolation: str, *, no_match_is_latest: bool
 ) -> dict[str, dict[int, int]]:
     """Return the offset of each partition for a bound. Raises BadRequest as described in `check_listed`."""
     check_listed(partitions, bound)
@@ -105,7 +44,7 @@ def resolve_bound(
     return result
 
 
-def check_listed(partitions: Partitions, bound: Bound) -> None:
+def check_listed(partitions: PartitionBounds, bound: Bound) -> None:
     """Raise BadRequest unless a bound lists exactly the partitions that are read, as Kafka's connector requires."""
     listed = bound.offsets if bound.kind == "offsets" else bound.timestamps
     if listed is None:
@@ -140,81 +79,6 @@ def _by_timestamp(
     return result
 
 
-def log_end_of(bounds: Bounds) -> int:
-    return bounds.log_end
-
-
-def last_stable_of(bounds: Bounds) -> int:
-    return bounds.last_stable
-
-
-def partition_names(partitions: Sequence[TopicPartition]) -> str:
-    """Return the names of partitions for a message, such as `orders-0, orders-1`."""
-    return ", ".join(f"{topic}-{partition}" for topic, partition in partitions)
-
-
-def wait_until_reached(
-    view: LogView,
-    named: StreamOffset,
-    present: Collection[str],
-    refresh: Callable[[], Collection[str]],
-    clock: Clock,
-    end_of: Callable[[Bounds], int] = log_end_of,
-) -> list[TopicPartition]:
-    """Refresh the view until it reaches these offsets, or until caches have expired.
-
-    Args:
-        view: The view.
-        named: Offsets that have existed.
-        present: The topics that exist in the current snapshot.
-        refresh: A function that takes a new snapshot and returns the topics that exist.
-        clock: The clock.
-        end_of: A function that returns the end of a partition, which must reach the offset.
-
-    Returns:
-        The partitions that still end before these offsets.
-    """
-    backoff = Backoff(clock)
-    while beyond := _beyond(view, present, named, end_of):
-        if backoff.is_over():
-            return beyond
-        if not backoff.tries:
-            warn(
-                f"known offsets are beyond the end of {partition_names(beyond)} as seen from this host; retrying for "
-                f"{SETTLE_MS // 1000} s"
-            )
-        backoff.sleep()
-        present = refresh()
-    return []
-
-
-def _beyond(
-    view: LogView, present: Collection[str], named: StreamOffset, end_of: Callable[[Bounds], int]
-) -> list[TopicPartition]:
-    beyond: list[TopicPartition] = []
-    for topic, offsets in sorted(named.positions.items()):
-        if topic not in present:
-            hidden = topic in named.ids and is_unseen(view, topic)
-            beyond += [(topic, partition) for partition in sorted(offsets) if hidden]
-            continue
-        if named.ids.get(topic) not in (None, view.topic_id(topic)):
-            continue
-        bounds = view.bounds(topic)
-        beyond += [
-            (topic, partition)
-            for partition, offset in sorted(offsets.items())
-            if partition not in bounds or end_of(bounds[partition]) < offset
-        ]
-    return beyond
-
-
-def is_unseen(view: LogView, topic: str) -> bool:
-    """Return True if no commit of a topic is visible on this host. The commits of a deleted topic are still visible."""
-    from sparklog.log.topic.root import RootView
-
-    return isinstance(view, RootView) and view.root.engine.log(topic).refresh().topic_state.version < 0
-
-
 RESET_IT = "reset the group, or set kafka.auto.offset.reset to earliest or latest"
 
 GroupOffsets = dict[tuple[str, str], dict[int, int]]
@@ -222,7 +86,7 @@ GroupOffsets = dict[tuple[str, str], dict[int, int]]
 
 
 def start_positions(
-    view: LogView, partitions: Partitions, read: ReadOptions, default: str, loss: DataLoss, committed: GroupOffsets
+    view: LogView, partitions: PartitionBounds, read: ReadOptions, default: str, loss: DataLoss, committed: GroupOffsets
 ) -> dict[str, dict[int, int]]:
     """Return the starting offset of each partition. If no option is set, `default` applies, which is earliest or
     latest.

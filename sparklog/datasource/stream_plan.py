@@ -28,11 +28,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+from sparklog.datasource.data_loss import OTHER_ROOT, DataLoss
 from sparklog.datasource.offsets import OffsetJson, Positions, StreamOffset, describe, map_partitions
 from sparklog.datasource.options import ReadOptions
 from sparklog.datasource.planned_ranges import planned_ranges
 from sparklog.datasource.rate_limits import RateLimits
-from sparklog.datasource.starting_offsets import OTHER_ROOT, DataLoss, group_offsets, offsets_now, start_positions
+from sparklog.datasource.starting_offsets import group_offsets, offsets_now, start_positions
 from sparklog.datasource.stream_topics import StreamSnapshot, StreamTopics
 from sparklog.datasource.subscription import Subscriber
 from sparklog.errors import BadRequest

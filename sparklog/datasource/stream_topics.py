@@ -6,15 +6,10 @@ from collections.abc import Callable, Mapping, Sequence, Set
 from contextlib import suppress
 from dataclasses import dataclass
 
+from sparklog.datasource.hidden_offsets import last_stable_of, log_end_of, partition_names, wait_until_reached
 from sparklog.datasource.offsets import Positions, StreamOffset, map_partitions
 from sparklog.datasource.options import ReadOptions
-from sparklog.datasource.starting_offsets import (
-    Partitions,
-    last_stable_of,
-    log_end_of,
-    partition_names,
-    wait_until_reached,
-)
+from sparklog.datasource.starting_offsets import PartitionBounds
 from sparklog.datasource.subscription import Subscriber
 from sparklog.errors import NotFound, Unavailable
 from sparklog.format.checkpoint_files import TopicPartition
@@ -28,7 +23,7 @@ class StreamSnapshot:
     of the existing topics.
     """
 
-    bounds: Partitions
+    bounds: PartitionBounds
     ids: Mapping[str, str]
 
 
@@ -48,7 +43,7 @@ class StreamTopics:
         """The time of the snapshot in seconds, or None before the first snapshot."""
         self._listed_at: float | None = None
         """The time at which `names` was determined, or None if it has not been determined."""
-        self._bounds: Partitions | None = None
+        self._bounds: PartitionBounds | None = None
         """The result of `bounds`, or None if `bounds` has not been called for the snapshot."""
 
     # -- snapshots
@@ -83,7 +78,7 @@ class StreamTopics:
 
     # -- contents of the snapshot
 
-    def bounds(self) -> Partitions:
+    def bounds(self) -> PartitionBounds:
         """Return the bounds of the partitions to read. The same mapping is returned until the next snapshot."""
         if self._bounds is None:
             self._bounds = {topic: self._subscriber.partitions(topic) for topic in self.existing}
