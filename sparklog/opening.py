@@ -203,8 +203,8 @@ def check_policy_of_root(corrupt_records: str, root: str) -> None:
     """Raise BadRequest for a policy that only Kafka directories support."""
     if corrupt_records not in ("fail", "skip"):
         raise BadRequest(
-            f"corruptRecords={corrupt_records} is only for Kafka directories, but {root} is a sparklog root: use fail"
-            " or skip"
+            f"corruptRecords={corrupt_records} applies only to Kafka directories, but {root} is a sparklog root: use "
+            "fail or skip"
         )
 
 

@@ -69,7 +69,10 @@ class GroupProgress:
         except (Conflict, NotFound, Unavailable) as error:
             # The planner reports deleted topics.
             self._failed_at = self._env.now()
-            warn(f"group '{self._group.id}' is behind until a later micro-batch commits its offsets: {error}")
+            warn(
+                f"the offsets of group '{self._group.id}' were not committed; a later micro-batch will commit "
+                f"them: {error}"
+            )
 
     def finish(self, last: OffsetJson | None = None) -> None:
         """Leave the group. If the last commit failed, commit `last` before leaving.

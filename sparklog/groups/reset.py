@@ -102,7 +102,8 @@ def plan_reset(
         outside = [partition for partition in numbers if not 0 <= partition < state.partitions]
         if outside:
             raise BadRequest(
-                f"topic '{topic}' has partitions 0 to {state.partitions - 1}, found {', '.join(map(str, outside))}"
+                f"topic '{topic}' has partitions 0 to {state.partitions - 1}, found partition "
+                f"{', '.join(map(str, outside))}"
             )
         old = {partition: offset for (name, partition), offset in current.items() if name == topic}
         targets = _targets(group, scenario, topic, numbers, state, old)

@@ -277,7 +277,7 @@ class ExpiryPass:
             if crc32c.crc32c(DECISION_JSON.encode(state)) != state.crc:
                 key = self.root.engine.decisions.log(state.id).key(state.number)
                 failures.append(
-                    Corrupt(f"the latest entry of '{state.id}' does not have sparklog's canonical format", file=key)
+                    Corrupt(f"the latest entry of '{state.id}' is not in sparklog's canonical format", file=key)
                 )
                 continue
             archives.setdefault(archive_of(state.id), {})[state.id] = state

@@ -63,7 +63,7 @@ def test_delete_records_never_moves_the_log_start_back(sparklog: Sparklog, log: 
     [
         ([entry("a", 0, 4), entry("b", 0, 11)], "offset 11 of partition 0 of topic 'b' is out of range"),
         ([entry("a", 0, 4), entry("b", 0, -2)], "offset -2 of partition 0 of topic 'b' is out of range"),
-        ([entry("a", 0, 4), entry("b", 7, 0)], "partitions 0 to 1, found 7"),
+        ([entry("a", 0, 4), entry("b", 7, 0)], "partitions 0 to 1, found partition 7"),
         ([entry("a", 0, 4), entry("c", 0, 0)], "its cleanup.policy is 'compact'; add delete"),
         ([entry("a", 0, 4), entry("d", 0, 0)], "topic 'd' does not exist"),
         ([entry("a", 0, 4), entry("a", 0, 5)], "contains a-0 twice"),

@@ -108,7 +108,7 @@ def test_export_of_older_versions(orders: Path, sparklog: Sparklog, tmp_path: Pa
         (("orders", "--groups", ","), 2, "expected a value, found ','"),
         (("orders", "other", "--topic-id", "x"), 2, "specify TOPIC=x"),
         (("ordres",), 1, "did you mean 'orders'?"),
-        (("orders", "--partitions", "1-3"), 1, "partitions 0 to 2, found 3"),
+        (("orders", "--partitions", "1-3"), 1, "partitions 0 to 2, found partition 3"),
         (("orders", "--end", "0:100000"), 1, "out of range"),
     ],
 )

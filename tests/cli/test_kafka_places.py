@@ -135,7 +135,7 @@ def test_damage_in_a_root_is_skipped(sparklog: Sparklog, root: Path, lines_file:
     for value in ("first", "second"):
         sparklog("produce", "orders", "--compression-codec", "none", "--file", lines_file(f"{value}\n"))
     refused = sparklog("consume", "orders", "--corrupt-records", "truncate", code=1)
-    assert "is only for Kafka directories" in refused.err
+    assert "applies only to Kafka directories" in refused.err
     (file,) = (path for path in (root / "orders" / "append").iterdir() if b"first" in path.read_bytes())
     file.chmod(0o644)
     file.write_bytes(file.read_bytes().replace(b"first", b"worst"))

@@ -43,7 +43,7 @@ def test_table_as_of_a_time_or_offsets(sparklog: Sparklog) -> None:
         (("--as-of-offsets", '{"t":{"0":5}}'), 2, "expected JSON such as"),
         (("--as-of-offsets", '{"x":5}'), 2, "expected JSON such as"),
         (("--as-of-offsets", '{"0":7}'), 1, "offset 7 of t-0 is out of range: expected 0 to 6"),
-        (("--as-of-offsets", '{"1":7}'), 1, "topic t has partitions 0 to 0, found 1"),
+        (("--as-of-offsets", '{"1":7}'), 1, "topic t has partitions 0 to 0, found partition 1"),
         (("--value-format", "long"), 1, "a long"),
     ],
 )

@@ -187,7 +187,11 @@ def options_below(words: str) -> set[str]:
         ("import {p}/nosuch", 1, "{p}/nosuch does not exist: expected a directory of a broker's log.dirs"),
         ("import {r}", 1, "{r} is already a sparklog root"),
         ("produce orders --partition 77 --file {p}/lines", 1, "has partitions 0 to 2, found --partition 77; `sparklog"),
-        ("produce orders --json --file {p}/badpart", 1, "line 2: topic 'orders' has partitions 0 to 2, found 9; "),
+        (
+            "produce orders --json --file {p}/badpart",
+            1,
+            "line 2: topic 'orders' has partitions 0 to 2, found partition 9; ",
+        ),
         ("doctor --cost --rate abc", 2, "'--rate': expected a number, found 'abc'"),
         ("consume orders --property print.kye=true", 2, "found 'print.kye'"),
     ],

@@ -61,7 +61,7 @@ def test_manual_assignment(world: ConsumerWorld) -> None:
     consumer.assign([A0, A1])
     assert everything(consumer) == ["a0"]
     assert world.committed() == {A1: 1, B0: 1}
-    with pytest.raises(NotFound, match="topic a has partitions 0 to 1, found 2"):
+    with pytest.raises(NotFound, match="topic a has partitions 0 to 1, found partition 2"):
         consumer.assign({"a": [2]})
     consumer.close()
     assert world.committed() == {A0: 1, A1: 1, B0: 1}
@@ -228,7 +228,7 @@ def test_offsets_by_time(world: ConsumerWorld) -> None:
     assert everything(consumer) == []
     consumer.seek_to_beginning(A1)
     assert everything(consumer) == []
-    with pytest.raises(NotFound, match="topic b has partitions 0 to 1, found 7"):
+    with pytest.raises(NotFound, match="topic b has partitions 0 to 1, found partition 7"):
         consumer.end_offsets([("b", 7)])
 
 

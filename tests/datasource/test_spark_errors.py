@@ -69,7 +69,7 @@ def test_invalid_writes_are_rejected(spark: SparkSession, root: str) -> None:
     assert wrong_type.startswith(
         "[SPARKLOG_BAD_REQUEST]: Column 'value' must be string or binary but is int: cast the column"
     )
-    assert "expected partitions 0 to 0, found 5" in line(
+    assert "expected partitions 0 to 0, found partition 5" in line(
         lambda: write("SELECT 'v' AS value, 5 AS partition", topic="orders")
     )
     assert sparklog.open(root).topic("orders").log.state().log_end.tolist() == [10]

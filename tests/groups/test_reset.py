@@ -102,7 +102,7 @@ def test_reset_scenarios_select_partitions(group: Group) -> None:
     assert planned(other, Scenario(To.LATEST), {"a": None}) == [6, 1]
     with pytest.raises(BadRequest, match="group 'new' has no offsets, so there is nothing to reset; specify topics"):
         planned(other, Scenario(To.LATEST), None)
-    with pytest.raises(BadRequest, match="topic 'a' has partitions 0 to 1, found 2, 7"):
+    with pytest.raises(BadRequest, match="topic 'a' has partitions 0 to 1, found partition 2, 7"):
         planned(group, Scenario(To.LATEST), {"a": {2, 7, 0}})
     with pytest.raises(NotFound, match="topic 'none' does not exist"):
         planned(group, Scenario(To.LATEST), {"none": None})

@@ -94,7 +94,7 @@ def test_truncate_policy_is_rejected_for_a_root(tmp_path: Path) -> None:
     open_log(resolve(str(tmp_path / "log")), create=True)
     location = resolve(str(tmp_path / "log"))
     with pytest.raises(
-        BadRequest, match=r"corruptRecords=truncate is only for Kafka directories, but .*/log is a sparklog"
+        BadRequest, match=r"corruptRecords=truncate applies only to Kafka directories, but .*/log is a sparklog"
     ):
         open_view(location, tailing=False, corrupt_records="truncate")
     for policy in ("fail", "skip"):

@@ -254,10 +254,10 @@ def _check_partitions(topic: Topic, batch: pa.RecordBatch, partition: int | None
         return
     row = int(wrong[0])
     where = f"line {line + row}: " if partition is None and batch.num_rows == lines else ""
-    found = f"--partition {partition}" if partition is not None else column[row].as_py()
+    found = f"--partition {partition}" if partition is not None else f"partition {column[row].as_py()}"
     raise BadRequest(
-        f"{where}topic '{topic.name}' has partitions 0 to {last}, found {found};"
-        " `sparklog topics alter` adds partitions"
+        f"{where}topic '{topic.name}' has partitions 0 to {last}, found {found}; `sparklog topics alter` adds "
+        "partitions"
     )
 
 

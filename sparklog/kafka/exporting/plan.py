@@ -138,7 +138,9 @@ def plan_export(
     requested = existing if partitions is None else sorted({*partitions})
     for partition in {*requested, *starts, *ends}:
         if partition not in existing:
-            raise NotFound(f"topic '{snapshot.topic}' has partitions 0 to {len(existing) - 1}, found {partition}")
+            raise NotFound(
+                f"topic '{snapshot.topic}' has partitions 0 to {len(existing) - 1}, found partition {partition}"
+            )
         if partition not in requested:
             raise NotFound(f"partition {partition} has a start or end offset, but is not exported")
     stable = stable_ends(snapshot)

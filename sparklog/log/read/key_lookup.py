@@ -51,7 +51,7 @@ def latest_record(
         if partition not in bounds:
             few = len(bounds) <= 8
             names = ", ".join(map(str, sorted(bounds))) if few else f"{min(bounds)} to {max(bounds)}"
-            raise NotFound(f"topic {topic} at {view.location} has partitions {names}, found {partition!r}")
+            raise NotFound(f"topic {topic} at {view.location} has partitions {names}, found partition {partition!r}")
         offset = _latest_offset(view, topic, partition, key, isolation)
         if offset is None:
             continue

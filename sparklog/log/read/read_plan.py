@@ -293,7 +293,7 @@ def _hidden(selected: RangeSlices) -> dict[tuple[str, int], AbortedTransactions 
 def check_partition(topic: str, partition: int, bounds: Mapping[int, Bounds]) -> Bounds:
     bound = bounds.get(partition)
     if bound is None:
-        raise NotFound(f"topic {topic} has partitions 0 to {len(bounds) - 1}, found {partition!r}")
+        raise NotFound(f"topic {topic} has partitions 0 to {len(bounds) - 1}, found partition {partition!r}")
     return bound
 
 

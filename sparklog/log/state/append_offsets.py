@@ -87,7 +87,7 @@ def assign_offsets(topic: str, files: Sequence[FileSlices], state: TopicState) -
         bases = []
         for partition, offsets in zip(file.partition, file.offsets, strict=True):
             if not 0 <= partition < len(end):
-                raise BadRequest(f"topic '{topic}' has partitions 0 to {len(end) - 1}, found {partition}")
+                raise BadRequest(f"topic '{topic}' has partitions 0 to {len(end) - 1}, found partition {partition}")
             if offsets > INT64_MAX - end[partition]:
                 raise BadRequest(
                     f"partition {partition} of topic '{topic}' ends at offset {end[partition]}; {offsets} more offsets "

@@ -198,7 +198,9 @@ class LogStartIntent:
         advanced = {}
         for partition, offset in sorted(self.log_starts.items()):
             if not 0 <= partition < state.partitions:
-                raise NotFound(f"topic '{topic}' has partitions 0 to {state.partitions - 1}, found {partition}")
+                raise NotFound(
+                    f"topic '{topic}' has partitions 0 to {state.partitions - 1}, found partition {partition}"
+                )
             if not 0 <= offset <= state.log_end[partition]:
                 raise NotFound(
                     f"offset {offset} of partition {partition} of topic '{topic}' is out of range: "
@@ -430,7 +432,9 @@ class ImportIntent:
         for part in self.partitions:
             if part.partition >= state.partitions:
                 last = state.partitions - 1
-                raise Conflict(f"topic '{topic}' has partitions 0 to {last}, found {part.partition}; refresh and retry")
+                raise Conflict(
+                    f"topic '{topic}' has partitions 0 to {last}, found partition {part.partition}; refresh and retry"
+                )
         missing = [part for part in self.partitions if not part.is_in(state)]
         for part in missing:
             part.check_since(topic, state)

@@ -190,7 +190,9 @@ class Topic(TopicReader):
             )
         for partition in before:
             if not 0 <= partition < state.partitions:
-                raise NotFound(f"topic '{self.name}' has partitions 0 to {state.partitions - 1}, found {partition!r}")
+                raise NotFound(
+                    f"topic '{self.name}' has partitions 0 to {state.partitions - 1}, found partition {partition!r}"
+                )
         log_starts = {p: int(state.log_end[p]) if offset == -1 else offset for p, offset in before.items()}
         return LogStartIntent(state.topic_id, log_starts)
 

@@ -301,7 +301,9 @@ class Partitioner:
         if len(values) and (int(values.min()) < 0 or int(values.max()) >= self._partitions):
             wrong = int(values.min()) if int(values.min()) < 0 else int(values.max())
             last = self._partitions - 1
-            raise BadRequest(f"expected partitions 0 to {last}, found {wrong}; correct the column or add partitions")
+            raise BadRequest(
+                f"expected partitions 0 to {last}, found partition {wrong}; correct the column or add partitions"
+            )
         narrow: Int32s = values.astype(np.int32)
         return narrow
 

@@ -454,8 +454,8 @@ def open_and_export(root: Path, path: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "error", "words"),
     [
-        ({"partitions": [2]}, NotFound, "partitions 0 to 1, found 2"),
-        ({"starts": {9: 0}}, NotFound, "partitions 0 to 1, found 9"),
+        ({"partitions": [2]}, NotFound, "partitions 0 to 1, found partition 2"),
+        ({"starts": {9: 0}}, NotFound, "partitions 0 to 1, found partition 9"),
         ({"partitions": [0], "ends": {1: 5}}, NotFound, "partition 1 has a start or end offset"),
         ({"starts": {0: 61}, "ends": {0: 60}}, NotFound, "offsets 61 to 60 of t-0 are out of range"),
         ({"ends": {0: 10**6}}, NotFound, "expected a range within 0 to"),

@@ -138,11 +138,11 @@ BOUNDS = "is out of range: expected 3 to 10, earliest or latest"
         ({"start": True}, BadRequest, "start must be earliest, latest or a non-negative offset, found True"),
         ({"start": 1.0}, BadRequest, "start must be earliest, latest or a non-negative offset, found 1.0"),
         ({"end": -2}, BadRequest, "end must be earliest, latest or a non-negative offset, found -2"),
-        ({"partitions": [9]}, NotFound, "topic t has partitions 0 to 1, found 9"),
-        ({"partitions": [-1]}, NotFound, "topic t has partitions 0 to 1, found -1"),
+        ({"partitions": [9]}, NotFound, "topic t has partitions 0 to 1, found partition 9"),
+        ({"partitions": [-1]}, NotFound, "topic t has partitions 0 to 1, found partition -1"),
         ({"partitions": ["0"]}, BadRequest, "partitions must be a list of integers or None, found ['0']"),
-        ({"start": {9: 0}}, NotFound, "topic t has partitions 0 to 1, found 9"),
-        ({"end": {9: 0}}, NotFound, "topic t has partitions 0 to 1, found 9"),
+        ({"start": {9: 0}}, NotFound, "topic t has partitions 0 to 1, found partition 9"),
+        ({"end": {9: 0}}, NotFound, "topic t has partitions 0 to 1, found partition 9"),
         ({"batch_bytes": 0}, BadRequest, "batch_bytes must be an integer of at least 1, found 0"),
     ],
 )
@@ -411,7 +411,7 @@ def test_only_a_log_start_above_the_planned_offsets_is_data_loss(memory: Counted
     old, new = memory.append_files()
     topic.delete_records({0: 100})
     memory.inner.delete(old)
-    with pytest.raises(NotFound, match="starts at 100"):
+    with pytest.raises(NotFound, match="starts at offset 100"):
         list(part.read(["offset"]))
     left = pa.Table.from_batches(list(replace(part, fail_on_data_loss=False).read(["offset"])))
     assert left["offset"].to_pylist() == list(range(100, 200))

@@ -119,7 +119,7 @@ REFUSED: list[tuple[Callable[[TopicsWorld], Topic], AsOf, type[SparklogError], s
     (compacted, {0: 7}, NotFound, "offset 7 of a-0 is out of range: expected 0 to 6"),
     (compacted, {0: -1}, NotFound, "offset -1 of a-0 is out of range"),
     (compacted, {0: True}, NotFound, "offset True of a-0 is out of range"),
-    (compacted, {9: 1}, NotFound, "topic a has partitions 0 to 1, found 9"),
+    (compacted, {9: 1}, NotFound, "topic a has partitions 0 to 1, found partition 9"),
     (
         compacted,
         {0: 3},

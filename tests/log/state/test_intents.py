@@ -96,7 +96,7 @@ def test_an_append_without_slices_writes_no_commit() -> None:
 
 
 def test_an_append_to_a_missing_partition_is_rejected() -> None:
-    with pytest.raises(BadRequest, match="topic 't' has partitions 0 to 1, found 2"):
+    with pytest.raises(BadRequest, match="topic 't' has partitions 0 to 1, found partition 2"):
         draft(AppendIntent("topic-one", (file_of([(2, 1)]),), NOW), Chain(2))
 
 
@@ -388,7 +388,9 @@ def test_log_starts_only_increase() -> None:
     assert nothing(LogStartIntent("topic-one", {0: 4, 1: 0}), chain).note == "no log start advances"
 
 
-@pytest.mark.parametrize(("starts", "expected"), [({0: 11}, "offset 11"), ({0: -2}, "offset -2"), ({2: 0}, "found 2")])
+@pytest.mark.parametrize(
+    ("starts", "expected"), [({0: 11}, "offset 11"), ({0: -2}, "offset -2"), ({2: 0}, "found partition 2")]
+)
 def test_log_starts_out_of_range_are_rejected(starts: dict[int, int], expected: str) -> None:
     chain = Chain(2)
     chain.append((0, 10))

@@ -388,7 +388,7 @@ def test_delete_records_advances_the_log_start(world: World) -> None:
     assert topic.log.snapshot().slices.all().partition.tolist() == [0]
     with pytest.raises(NotFound, match="offset 11 of partition 0 of topic 't' is out of range: expected 0 to 10"):
         topic.delete_records({0: 11})
-    with pytest.raises(NotFound, match="has partitions 0 to 1, found 2"):
+    with pytest.raises(NotFound, match="has partitions 0 to 1, found partition 2"):
         topic.delete_records({2: -1})
     topic.alter(configs={"cleanup.policy": "compact"})
     with pytest.raises(BadRequest, match=r"cleanup.policy is 'compact'; add delete"):

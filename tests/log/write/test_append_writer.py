@@ -241,7 +241,7 @@ REFUSED: list[tuple[str, dict[str, object], pa.Table, str]] = [
     ("key missing", {"cleanup.policy": "compact"}, pa.table({"value": ["a", "b"], "key": ["k", None]}), "compacted"),
     ("no key column", {"cleanup.policy": "compact,delete"}, pa.table({"value": ["a"]}), "compacted"),
     ("too large", {"max.message.bytes": 1000}, pa.table({"value": [b"x" * 2000]}), "max.message.bytes"),
-    ("partition", {}, pa.table({"value": ["a"], "partition": [1]}), "partitions 0 to 0, found 1"),
+    ("partition", {}, pa.table({"value": ["a"], "partition": [1]}), "partitions 0 to 0, found partition 1"),
     ("no value", {}, pa.table({"key": ["a"]}), "column value"),
     ("value type", {}, pa.table({"value": [1.5]}), "value to be binary or string, found double"),
     ("key type", {}, pa.table({"value": ["a"], "key": [1]}), "key to be binary or string, found int64"),

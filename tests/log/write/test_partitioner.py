@@ -38,7 +38,7 @@ def test_an_explicit_partition_applies_and_null_uses_the_key() -> None:
 @pytest.mark.parametrize("wrong", [-1, 3, 2**40])
 def test_a_missing_partition_is_rejected(wrong: int) -> None:
     explicit = pa.array([0, wrong, None], pa.int64())
-    with pytest.raises(BadRequest, match=f"partitions 0 to 2, found {wrong}"):
+    with pytest.raises(BadRequest, match=f"partitions 0 to 2, found partition {wrong}"):
         Partitioner(3, seed=0).assign(3, key=None, value=None, partition=explicit)
 
 
