@@ -7,7 +7,11 @@ one loaded version of the table. Its outcome is one of:
 * It raises `Conflict`: another commit came first, and the table does not contain this commit and never will.
 * It raises `Unavailable` with `is_unknown`: the response was lost. The commit may be in the table, or may still be
   added later.
-* It raises another error: the table does not contain this commit and never will.
+* It raises another `SparklogError`: the table does not contain this commit and never will.
+* It raises an error of another class: unexpected, and handled like a lost response.
+
+Each commit, even one without rows, must change what the condition of the next commit checks. For example, if a catalog
+only compares snapshot ids, each commit must add a snapshot.
 
 Implementations must not retry a commit. A retry of a library loads the table again and commits on top of the new
 version, without a comparison of watermarks. Two runs of a copy would then add the same records twice.
@@ -58,11 +62,14 @@ class TableState:
     Attributes:
         schema: The schema of new data files, with the field metadata that files must contain, such as field ids.
         watermark: The watermark, or None if the table was not created by a copy and has no copied rows.
+        partitioning: A value that is equal for versions with the same partitioning. Files can be committed to a later
+            version if its schema and its partitioning are equal to those of the version for which they were written.
         handle: The loaded table of the library. Only the implementation of the table uses it.
     """
 
     schema: pa.Schema
     watermark: Watermark | None
+    partitioning: Any = None
     handle: Any = field(default=None, compare=False, repr=False)
 
 
@@ -122,7 +129,7 @@ class TargetTable(Protocol):
         """
 
     def add_columns(self, state: TableState, columns: Sequence[pa.Field]) -> TableState:
-        """Add nullable columns, and return the new version.
+        """Add nullable columns, and widen existing columns with the same name. Return the new version.
 
         Raises `Conflict` if another commit came first, in which case the caller loads the table again. Raises
         `BadRequest` if the format does not support a type.
@@ -140,13 +147,7 @@ class TargetTable(Protocol):
     def upsert(self, state: TableState, changes: RowChanges, watermark: Watermark) -> None:
         """Commit the changes and the watermark, based on exactly `state`. `changes` may be empty.
 
-        If the commit raises an error other than an unknown outcome, the files that it wrote are deleted.
-        """
-
-    def find_commit(self, commit_id: str, since: TableState) -> bool:
-        """Return True if the table contains a commit. The commit was based on `since`.
-
-        Raises `Unavailable` if the history since this version is not complete, so the result is unknown.
+        If the outcome is not unknown, a failed commit deletes the files that it wrote.
         """
 
     def delete_files(self, paths: Sequence[str]) -> None:

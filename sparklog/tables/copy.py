@@ -1,0 +1,426 @@
+"""Copies a topic to a table, exactly once.
+
+A copy repeats these steps:
+
+1. Load the table with its watermark. The next interval of offsets begins at the watermark and ends at the last stable
+   offset of each partition, or earlier if it contains too many records.
+2. Read the committed records of the interval and convert them to rows. In append mode, write the rows to files. In
+   upsert mode, retain the latest record of each key.
+3. Commit the rows together with the watermark at the end of the interval.
+
+`sparklog.tables.commits` describes how a commit succeeds exactly once if other programs write to the table, if several
+copies run at the same time, and if responses are lost.
+
+**Crashes.** A file that no commit contains is never read. The watermark is in the table, so the next run continues from
+the last commit on any host.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field, replace
+from typing import Literal
+
+import pyarrow as pa
+
+from sparklog.errors import BadRequest, Conflict, NotFound
+from sparklog.log.read.read_plan import BATCH_BYTES, read_parts
+from sparklog.log.read.topic_scan import Position, scan_ranges
+from sparklog.log.state.view import READ_COMMITTED, LogView, OffsetRange
+from sparklog.log.topic.root import RootView
+from sparklog.storage.retries import SETTLE_MS, Backoff
+from sparklog.tables.commits import commit_interval, load_again
+from sparklog.tables.data_files import DataFileWriter
+from sparklog.tables.ddl import type_name
+from sparklog.tables.latest import LatestRows
+from sparklog.tables.quarantine import Quarantine
+from sparklog.tables.rows import NewColumns, RowOptions, bad_records, conform, missing_columns, row_decoder
+from sparklog.tables.target import PartitionBy, TableLayout, TableState, TargetTable
+from sparklog.tables.watermark import Mode, NewTopic, TopicSnapshot, Watermark, check_watermark
+
+BadRecords = Literal["fail", "skip", "quarantine"]
+UPSERT_BYTES = 160 << 20
+"""Maximum size in memory of the changes of an interval."""
+_LOG = logging.getLogger("sparklog.tables")
+
+
+@dataclass(frozen=True)
+class TableCopyOptions:
+    """Options of a copy.
+
+    Attributes:
+        rows: The conversion of records to rows.
+        bad_records: The action for a record that does not match the schema.
+        grow_schema: True to add missing columns to the table.
+        starting_offsets: The first offsets to copy. None starts at the log start, and is an error if the table was not
+            created by a copy. It has no effect if the table has a watermark.
+        partition_by: The partitioning of a new table. "default" is the day of `_timestamp` in append mode, and hash
+            buckets of the first key column in upsert mode.
+        max_offsets: The approximate maximum number of records per commit.
+        fail_on_data_loss: False to continue if records were deleted from the topic before they were copied.
+        new_topic: "continue" to add the records of a topic that was deleted and created again.
+    """
+
+    rows: RowOptions = field(default_factory=RowOptions)
+    bad_records: BadRecords = "fail"
+    grow_schema: bool = False
+    starting_offsets: Position | None = None
+    partition_by: PartitionBy | Literal["default"] | None = "default"
+    max_offsets: int = 1_000_000
+    fail_on_data_loss: bool = True
+    new_topic: NewTopic = "fail"
+
+    @property
+    def mode(self) -> Mode:
+        return "upsert" if self.rows.upsert else "append"
+
+    def fingerprint(self) -> str:
+        """Return a short hash of the options that determine which records are bad."""
+        return hashlib.sha256(repr(self.rows).encode()).hexdigest()[:16]
+
+
+@dataclass
+class CopyReport:
+    """The results of a run.
+
+    Attributes:
+        table: The name of the table.
+        records: The number of records that were read.
+        rows: The number of rows that were added, or replaced in upsert mode.
+        deleted: The number of keys that were deleted in upsert mode.
+        bad_records: The number of bad records that were skipped or quarantined.
+        commits: The number of commits.
+        files: The number of files that were written in append mode.
+        file_bytes: The size of these files.
+        next_offsets: The first offset of each partition that the table does not contain.
+    """
+
+    table: str
+    records: int = 0
+    rows: int = 0
+    deleted: int = 0
+    bad_records: int = 0
+    commits: int = 0
+    files: int = 0
+    file_bytes: int = 0
+    next_offsets: Mapping[int, int] = field(default_factory=dict)
+
+    def add(self, other: CopyReport) -> None:
+        """Add the counts of an interval."""
+        for name in ("records", "rows", "deleted", "bad_records", "files", "file_bytes"):
+            setattr(self, name, getattr(self, name) + getattr(other, name))
+
+
+@dataclass(frozen=True)
+class OffsetInterval:
+    """The offsets of one commit, and the watermarks before and after it."""
+
+    ranges: Sequence[OffsetRange]
+    before: Watermark
+    after: Watermark
+
+
+class TooManyChanges(Exception):  # noqa: N818
+    """The changes of an interval do not fit in memory."""
+
+
+class TableCopy:
+    """Copies the records of a topic to a table.
+
+    Args:
+        view: The view of the root or Kafka log directory.
+        topic: The name of the topic.
+        target: The table.
+        options: The options.
+        quarantine: The table of bad records. Required if bad records are quarantined.
+        warn: A function that is called with each warning.
+    """
+
+    batch_bytes = BATCH_BYTES
+
+    def __init__(
+        self,
+        view: LogView,
+        topic: str,
+        target: TargetTable,
+        options: TableCopyOptions,
+        quarantine: TargetTable | None = None,
+        warn: Callable[[str], None] = _LOG.warning,
+    ) -> None:
+        if options.bad_records == "quarantine" and quarantine is None:
+            raise BadRequest("bad records can only be quarantined if there is a table for them")
+        self._view = view
+        self._env = view.env
+        self._topic = topic
+        self._target = target
+        self._options = options
+        self._quarantine = quarantine if options.bad_records == "quarantine" else None
+        self._warn = warn
+        self._decoder = row_decoder(options.rows, topic)
+        self._max_offsets = options.max_offsets
+        self.report = CopyReport(target.name)
+
+    def copy_existing(self) -> CopyReport:
+        """Copy the records that exist now, and return the report."""
+        ends = {partition: bounds.last_stable for partition, bounds in self._refresh().bounds.items()}
+        while self.copy_interval(ends):
+            pass
+        return self.report
+
+    def follow(self, interval_s: float, is_stopped: Callable[[], bool]) -> CopyReport:
+        """Copy records until `is_stopped` returns True. Two commits are at least `interval_s` seconds apart."""
+        while not is_stopped():
+            elapsed_ms = self._env.stopwatch()
+            pause_s = interval_s if self.copy_interval() else max(interval_s, self._view.poll_interval_ms / 1000)
+            self._env.sleep(max(0.0, pause_s - elapsed_ms() / 1000))
+        return self.report
+
+    def copy_interval(self, ends: Mapping[int, int] | None = None) -> bool:
+        """Copy at most one interval. Return False if no records remain.
+
+        Args:
+            ends: Offsets at which the copy ends. Partitions that are not included are not copied. If None, all
+                partitions are copied to their last stable offset.
+        """
+        state = self._target.load() or self._create()
+        state = self._grown(state, self._decoder.schema)
+        source = self._refresh(state.watermark)
+        interval = self._next_interval(state, source, ends)
+        if interval is None:
+            return False
+        try:
+            if self._options.rows.upsert:
+                self._upsert(state, interval)
+            else:
+                self._append(state, interval)
+        except NotFound:
+            # The log start may have passed the start of the interval. In this case, the checks of the next interval
+            # report it.
+            if self._refresh().bounds == source.bounds:
+                raise
+        except NewColumns as error:
+            self._grown(state, error.schema)
+        except TooManyChanges:
+            records = sum(stored.records for stored in self._view.stored(interval.ranges))
+            self._max_offsets = max(1, min(records, self._max_offsets) // 2)
+        return True
+
+    # -- the topic
+
+    def _refresh(self, watermark: Watermark | None = None) -> TopicSnapshot:
+        """Read the latest state of the topic. It is read after the watermark, so that it contains all copied records.
+
+        Network file systems cache names, so the topic is read again until it contains all copied records, or until
+        caches have expired.
+        """
+        self._view.refresh([self._topic])
+        backoff = Backoff(self._env, SETTLE_MS if self._hides_names else 0)
+        while watermark is not None and self._is_behind(watermark) and backoff.wait():
+            self._view.refresh([self._topic])
+        return self._snapshot()
+
+    def _is_behind(self, watermark: Watermark) -> bool:
+        bounds = self._view.bounds(self._topic)
+        return self._view.topic_id(self._topic) != watermark.topic_id or any(
+            partition not in bounds or bounds[partition].log_end < offset
+            for partition, offset in watermark.next_offsets.items()
+        )
+
+    @property
+    def _hides_names(self) -> bool:
+        return isinstance(self._view, RootView) and self._view.root.store.hides_names
+
+    def _snapshot(self) -> TopicSnapshot:
+        view, topic = self._view, self._topic
+        root_id = view.root.engine.root_id if isinstance(view, RootView) else ""
+        return TopicSnapshot(root_id, topic, view.topic_id(topic), view.bounds(topic))
+
+    def _next_interval(
+        self, state: TableState, source: TopicSnapshot, ends: Mapping[int, int] | None
+    ) -> OffsetInterval | None:
+        """Return the next interval, or None if no records remain."""
+        watermark = state.watermark or self._starting_watermark(source, self._options.mode)
+        start = check_watermark(
+            self._target.name,
+            watermark,
+            source,
+            self._options.mode,
+            new_topic=self._options.new_topic,
+            fail_on_data_loss=self._options.fail_on_data_loss,
+        )
+        self._warn_of_gaps(watermark, start)
+        self.report.next_offsets = start.next_offsets
+        ranges = []
+        for partition, offset in start.next_offsets.items():
+            end = source.bounds[partition].last_stable
+            end = end if ends is None else min(end, ends.get(partition, offset))
+            if end > offset:
+                ranges.append(OffsetRange(self._topic, partition, offset, end))
+        if not ranges:
+            return None
+        ranges = self._limited(ranges)
+        commit_id = self._env.new_id()
+        return OffsetInterval(ranges, start, start.advanced({part.partition: part.end for part in ranges}, commit_id))
+
+    def _warn_of_gaps(self, watermark: Watermark, start: Watermark) -> None:
+        if watermark.topic_id != start.topic_id:
+            self._warn(
+                f"topic '{self._topic}' was deleted and created again since it was copied to table "
+                f"{self._target.name}: adding the records of the new topic"
+            )
+            return
+        for partition, offset in watermark.next_offsets.items():
+            if start.next_offsets[partition] > offset:
+                self._warn(
+                    f"offsets {offset} to {start.next_offsets[partition] - 1} of {self._topic}-{partition} were "
+                    f"deleted before they were copied to table {self._target.name}: skipping them"
+                )
+
+    def _limited(self, ranges: Sequence[OffsetRange]) -> list[OffsetRange]:
+        """Return ranges with at most `_max_offsets` records: the same share of each partition, at least one record."""
+        stored = self._view.stored(ranges)
+        total = sum(part.records for part in stored)
+        if total <= self._max_offsets:
+            return list(ranges)
+        return [
+            replace(offsets, end=max(offsets.start + 1, part.at_records(self._share(part.records, total))[0]))
+            for offsets, part in zip(ranges, stored, strict=True)
+        ]
+
+    def _share(self, records: int, total: int) -> int:
+        return max(1, records * self._max_offsets // total)
+
+    # -- the table
+
+    def _create(self) -> TableState:
+        options, decoder = self._options, self._decoder
+        partition_by = options.partition_by
+        if partition_by == "default":
+            partition_by = None
+            if options.rows.upsert:
+                partition_by = PartitionBy("bucket", decoder.keys[:1], 16)
+            elif options.rows.metadata:
+                partition_by = PartitionBy("day", ("_timestamp",))
+        layout = TableLayout(decoder.schema, options.mode, partition_by, decoder.keys)
+        return self._target.create(layout, self._starting_watermark(self._refresh(), options.mode, is_new=True))
+
+    def _starting_watermark(self, source: TopicSnapshot, mode: Mode, *, is_new: bool = False) -> Watermark:
+        """Return the watermark of a table without copied rows."""
+        starting_offsets = self._options.starting_offsets
+        if starting_offsets is None and not is_new:
+            raise BadRequest(
+                f"table {self._target.name} exists, but was not created by copying a topic: use another table, or set "
+                "--starting-offsets to add the records from these offsets on"
+            )
+        start = "earliest" if starting_offsets is None else starting_offsets
+        ranges = scan_ranges(self._view, self._topic, None, start, "latest", READ_COMMITTED)
+        offsets = {part.partition: part.start for part in ranges}
+        return Watermark(source.root_id, source.topic, source.topic_id, offsets, "", mode)
+
+    def _grown(self, state: TableState, schema: pa.Schema) -> TableState:
+        """Return a version of the table that has all columns of the rows."""
+        name = self._target.name
+        while missing := missing_columns(name, state.schema, schema):
+            names = ", ".join(f"{item.name} {type_name(item.type)}" for item in missing)
+            if not self._options.grow_schema:
+                raise BadRequest(
+                    f"table {name} does not have the columns of the records: {names}; use --grow-schema to add them"
+                )
+            self._warn(f"adding columns to table {name}: {names}")
+            try:
+                return self._target.add_columns(state, missing)
+            except Conflict:
+                state = load_again(self._target, self._env)
+        return state
+
+    # -- the rows
+
+    def _append(self, state: TableState, interval: OffsetInterval) -> None:
+        after, target = interval.after, self._target
+        with ExitStack() as stack:
+            quarantine = self._begin_quarantine(stack, interval)
+            writer = DataFileWriter(target, state, after.topic_id, after.commit_id, after.next_offsets)
+            stack.enter_context(writer)
+            counted = CopyReport(target.name)
+            for rows, _, records in self._read(interval, quarantine, counted):
+                writer.write(conform(rows, state.schema), records["partition"], records["offset"])
+                counted.rows += rows.num_rows
+            if quarantine is not None and not quarantine.commit():
+                writer.discard()
+                return
+            files = writer.finish()
+        counted.files, counted.file_bytes = len(files), sum(file.nbytes for file in files)
+        self._commit(state, interval, lambda current: target.append(current, files, after), writer.discard, counted)
+
+    def _upsert(self, state: TableState, interval: OffsetInterval) -> None:
+        latest = LatestRows(self._decoder.keys, state.schema)
+        limit = UPSERT_BYTES
+        counted = CopyReport(self._target.name)
+        with ExitStack() as stack:
+            quarantine = self._begin_quarantine(stack, interval)
+            for rows, deleted, records in self._read(interval, quarantine, counted):
+                latest.add(conform(rows, state.schema), deleted, records["partition"], records["offset"])
+                if latest.nbytes > limit:
+                    latest.compact()
+                    if latest.nbytes > UPSERT_BYTES and counted.records > 1:
+                        raise TooManyChanges
+                    limit = latest.nbytes + UPSERT_BYTES // 2
+            changes = latest.changes()
+            if quarantine is not None and not quarantine.commit():
+                return
+        counted.rows, counted.deleted = changes.rows.num_rows, changes.deleted.num_rows
+        self._commit(
+            state,
+            interval,
+            lambda current: self._target.upsert(current, changes, interval.after),
+            lambda: None,
+            counted,
+        )
+
+    def _begin_quarantine(self, stack: ExitStack, interval: OffsetInterval) -> Quarantine | None:
+        if self._quarantine is None:
+            return None
+        fingerprint = self._options.fingerprint()
+        return stack.enter_context(
+            Quarantine(self._quarantine, interval.before, interval.after, fingerprint, self._env)
+        )
+
+    def _read(
+        self, interval: OffsetInterval, quarantine: Quarantine | None, counted: CopyReport
+    ) -> Iterator[tuple[pa.RecordBatch, pa.BooleanArray, pa.RecordBatch]]:
+        """Yield rows, whether they are deleted, and their records. Bad records are quarantined, skipped or raised."""
+        parts = self._view.plan(interval.ranges, READ_COMMITTED)
+        for records in read_parts(parts, self._decoder.columns, batch_bytes=self.batch_bytes):
+            counted.records += records.num_rows
+            decoded = self._decoder.decode(records)
+            if decoded.reasons:
+                counted.bad_records += len(decoded.reasons)
+                if self._options.bad_records == "fail":
+                    raise self._error_of(records, decoded.reasons)
+                if quarantine is not None:
+                    quarantine.add(bad_records(records, decoded.reasons, self._topic))
+            yield decoded.valid(records)
+
+    def _error_of(self, records: pa.RecordBatch, reasons: Mapping[int, str]) -> BadRequest:
+        row = min(reasons)
+        partition, offset = records["partition"][row].as_py(), records["offset"][row].as_py()
+        return BadRequest(
+            f"{self._topic}-{partition} offset {offset}: {reasons[row]}; use --bad-records quarantine or skip to "
+            "continue without it"
+        )
+
+    def _commit(
+        self,
+        state: TableState,
+        interval: OffsetInterval,
+        commit: Callable[[TableState], None],
+        discard: Callable[[], None],
+        counted: CopyReport,
+    ) -> None:
+        if commit_interval(self._target, state, interval.after, commit, discard, self._env):
+            self.report.add(counted)
+            self.report.commits += 1
+            self.report.next_offsets = interval.after.next_offsets

@@ -1,0 +1,334 @@
+"""Copies of topics to a table in memory."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from sparklog.errors import BadRequest, Conflict, NotFound
+from sparklog.log.topic.root import Root, RootView
+from sparklog.log.topic.topic import Topic
+from sparklog.tables import copy as copy_module
+from sparklog.tables.copy import TableCopy, TableCopyOptions
+from sparklog.tables.rows import RowOptions
+from sparklog.testing.world import DAY_MS, START_MS, World
+from sparklog.transactions.producer import transactional
+from tests.tables.memory_table import MemoryCatalog, MemoryTable
+
+JSON = RowOptions("json", schema="id BIGINT, name STRING")
+UPSERT = replace(JSON, upsert=True, key_columns=("id",))
+
+
+@pytest.fixture
+def root() -> Root:
+    return World().root()
+
+
+@pytest.fixture
+def catalog() -> MemoryCatalog:
+    return MemoryCatalog()
+
+
+def append(topic: Topic, *values: bytes | None, partition: int = 0, keys: Sequence[Any] | None = None) -> None:
+    columns = {"key": pa.array(keys or [None] * len(values), pa.binary()), "value": pa.array(values, pa.binary())}
+    topic.append(pa.table({**columns, "partition": pa.array([partition] * len(values), pa.int32())}))
+
+
+def table_copy(
+    root: Root, catalog: MemoryCatalog, options: TableCopyOptions | None = None, quarantine: MemoryCatalog | None = None
+) -> TableCopy:
+    bad = None if quarantine is None else MemoryTable(quarantine, "t_quarantine")
+    return TableCopy(RootView(root), "t", MemoryTable(catalog, "t"), options or TableCopyOptions(), bad)
+
+
+def positions(catalog: MemoryCatalog) -> list[tuple[int, int]]:
+    rows = catalog.rows()
+    return sorted(zip(rows["_partition"].to_pylist(), rows["_offset"].to_pylist(), strict=True))
+
+
+def test_append_copies_each_record_once_and_continues_at_the_watermark(root: Root, catalog: MemoryCatalog) -> None:
+    topic = root.create_topic("t", partitions=2)
+    append(topic, b"a", None)
+    append(topic, b"b", partition=1, keys=[b"k"])
+    report = table_copy(root, catalog).copy_existing()
+    assert (report.records, report.rows, report.commits, report.files) == (3, 3, 1, 2)
+    assert report.next_offsets == {0: 2, 1: 1}
+    append(topic, b"c", partition=1)
+    assert table_copy(root, catalog).copy_existing().records == 1
+    assert table_copy(root, catalog).copy_existing().commits == 0
+    rows = sorted(catalog.rows().to_pylist(), key=lambda row: (row["_partition"], row["_offset"]))
+    assert [(row["key"], row["value"]) for row in rows] == [(None, b"a"), (None, None), (b"k", b"b"), (None, b"c")]
+    assert {row["_topic"] for row in rows} == {"t"}
+    assert positions(catalog) == [(0, 0), (0, 1), (1, 0), (1, 1)]
+    assert not catalog.unreferenced()
+
+
+def test_append_contains_headers_and_timestamps(root: Root, catalog: MemoryCatalog) -> None:
+    topic = root.create_topic("t")
+    headers = pa.array([[{"key": "h", "value": b"1"}]], pa.list_(pa.struct({"key": pa.string(), "value": pa.binary()})))
+    time = pa.array([START_MS], pa.timestamp("ms", "UTC"))
+    topic.append(pa.table({"value": [b"a"], "headers": headers, "timestamp": time}))
+    table_copy(root, catalog).copy_existing()
+    (row,) = catalog.rows().to_pylist()
+    assert row["_headers"] == [{"key": "h", "value": b"1"}]
+    assert row["_timestamp"].timestamp() * 1000 == START_MS
+
+
+def test_files_contain_one_day_of_one_partition(root: Root, catalog: MemoryCatalog) -> None:
+    topic = root.create_topic("t", partitions=2)
+    times = [START_MS, START_MS + DAY_MS, START_MS, START_MS + DAY_MS]
+    columns = {"value": [b"%d" % n for n in range(4)], "timestamp": pa.array(times, pa.timestamp("ms", "UTC"))}
+    topic.append(pa.table({**columns, "partition": pa.array([0, 0, 0, 1], pa.int32())}))
+    assert table_copy(root, catalog).copy_existing().files == 3
+    assert catalog.current is not None
+    watermark = catalog.current.watermark
+    assert watermark is not None
+    ranges = [(0, 0, 3), (0, 1, 3), (1, 0, 1)]
+    assert sorted(path.rpartition("-")[0] for path in catalog.current.paths) == [
+        f"{watermark.topic_id}-{partition:05}-{first:020}-{end:020}-{watermark.commit_id}"
+        for partition, first, end in ranges
+    ]
+
+
+def test_intervals_contain_at_most_the_maximum_number_of_records(root: Root, catalog: MemoryCatalog) -> None:
+    topic = root.create_topic("t", partitions=2)
+    for number in range(10):
+        append(topic, b"%d" % number, partition=number % 2)
+    report = table_copy(root, catalog, TableCopyOptions(max_offsets=4)).copy_existing()
+    assert (report.records, report.commits) == (10, 3)
+    assert len(set(positions(catalog))) == catalog.rows().num_rows == 10
+
+
+def test_aborted_records_are_not_copied(root: Root, catalog: MemoryCatalog) -> None:
+    topic = root.create_topic("t")
+    producer = transactional(root, "writer")
+    with producer.begin() as transaction:
+        transaction.append("t", pa.table({"value": [b"committed"]}))
+    aborted = producer.begin()
+    aborted.append("t", pa.table({"value": [b"aborted"]}))
+    aborted.abort()
+    append(topic, b"later")
+    table_copy(root, catalog).copy_existing()
+    assert catalog.rows()["value"].to_pylist() == [b"committed", b"later"]
+
+
+@pytest.mark.parametrize(("start", "expected"), [("earliest", 3), ("latest", 0), ({0: 2}, 1), (1, 2)])
+def test_new_table_starts_at_the_starting_offsets(
+    root: Root, catalog: MemoryCatalog, start: Any, expected: int
+) -> None:
+    topic = root.create_topic("t")
+    append(topic, b"a", b"b", b"c")
+    table_copy(root, catalog, TableCopyOptions(starting_offsets=start)).copy_existing()
+    assert catalog.rows().num_rows == expected
+    append(topic, b"d")
+    table_copy(root, catalog, TableCopyOptions(starting_offsets="latest")).copy_existing()
+    assert catalog.rows().num_rows == expected + 1, "a table with a watermark ignores the starting offsets"
+
+
+def test_table_of_another_program_requires_starting_offsets(root: Root, catalog: MemoryCatalog) -> None:
+    topic = root.create_topic("t")
+    append(topic, b"a")
+    table_copy(root, catalog).copy_existing()
+    catalog.change(watermark=None)
+    with pytest.raises(BadRequest, match=r"table t exists, .* set --starting-offsets"):
+        table_copy(root, catalog).copy_existing()
+    append(topic, b"b")
+    table_copy(root, catalog, TableCopyOptions(starting_offsets={0: 1})).copy_existing()
+    assert catalog.rows()["value"].to_pylist() == [b"a", b"b"]
+
+
+def test_topic_that_was_created_again_stops_the_copy_unless_it_continues(root: Root, catalog: MemoryCatalog) -> None:
+    append(root.create_topic("t"), b"a", b"b")
+    table_copy(root, catalog).copy_existing()
+    root.delete_topic("t")
+    append(root.create_topic("t"), b"c")
+    with pytest.raises(BadRequest, match="--new-topic continue"):
+        table_copy(root, catalog).copy_existing()
+    table_copy(root, catalog, TableCopyOptions(new_topic="continue")).copy_existing()
+    table_copy(root, catalog).copy_existing()
+    assert catalog.rows()["value"].to_pylist() == [b"a", b"b", b"c"]
+
+
+def test_deleted_records_stop_the_copy_unless_data_loss_is_allowed(root: Root, catalog: MemoryCatalog) -> None:
+    topic = root.create_topic("t")
+    append(topic, b"a")
+    table_copy(root, catalog).copy_existing()
+    append(topic, b"b", b"c")
+    topic.delete_records({0: 2})
+    with pytest.raises(BadRequest, match="offsets 1 to 1 of t-0 were deleted before they were copied"):
+        table_copy(root, catalog).copy_existing()
+    table_copy(root, catalog, TableCopyOptions(fail_on_data_loss=False)).copy_existing()
+    assert catalog.rows()["value"].to_pylist() == [b"a", b"c"]
+
+
+def test_upsert_retains_the_latest_record_of_each_key(root: Root, catalog: MemoryCatalog) -> None:
+    topic = root.create_topic("t")
+    options = TableCopyOptions(UPSERT)
+    append(topic, b'{"id": 7, "name": "a"}', b'{"name": "b"}', b'{"name": "c"}', keys=[b"1", b"1", b"2"])
+    report = table_copy(root, catalog, options).copy_existing()
+    assert (report.records, report.rows, report.deleted) == (3, 2, 0)
+    append(topic, b'{"name": "d"}', None, b'{"name": "e"}', None, keys=[b"1", b"2", b"3", b"4"])
+    report = table_copy(root, catalog, options).copy_existing()
+    assert (report.records, report.rows, report.deleted) == (4, 2, 2)
+    rows = catalog.rows().select(["id", "name", "_offset"]).to_pylist()
+    assert [tuple(row.values()) for row in rows] == [(1, "d", 3), (3, "e", 5)]
+
+
+def test_upsert_of_raw_records(root: Root, catalog: MemoryCatalog) -> None:
+    topic = root.create_topic("t")
+    append(topic, b"a", b"b", None, keys=[b"1", b"2", b"1"])
+    table_copy(root, catalog, TableCopyOptions(RowOptions(upsert=True))).copy_existing()
+    assert catalog.rows().select(["key", "value"]).to_pylist() == [{"key": b"2", "value": b"b"}]
+
+
+def test_upsert_uses_smaller_intervals_if_the_changes_do_not_fit_in_memory(
+    root: Root, catalog: MemoryCatalog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    topic = root.create_topic("t")
+    for number in range(8):
+        append(topic, b"x" * 1000, keys=[b"%d" % number])
+    monkeypatch.setattr(copy_module, "UPSERT_BYTES", 3000)
+    monkeypatch.setattr(TableCopy, "batch_bytes", 1000)
+    report = table_copy(root, catalog, TableCopyOptions(RowOptions(upsert=True))).copy_existing()
+    assert report.records == 8
+    assert report.commits > 2
+    assert catalog.rows().num_rows == 8
+
+
+BAD = (b'{"id": 1, "name": "a"}', b"nonsense", b'{"id": "x"}', b'{"id": 2}')
+
+
+def test_bad_record_fails_the_copy_with_its_position(root: Root, catalog: MemoryCatalog) -> None:
+    append(root.create_topic("t"), *BAD)
+    with pytest.raises(BadRequest, match="t-0 offset 1: the value is not a JSON object; use --bad-records quarantine"):
+        table_copy(root, catalog, TableCopyOptions(JSON)).copy_existing()
+    assert not catalog.unreferenced()
+    assert catalog.rows().num_rows == 0
+
+
+def test_bad_records_are_skipped(root: Root, catalog: MemoryCatalog) -> None:
+    append(root.create_topic("t"), *BAD)
+    report = table_copy(root, catalog, TableCopyOptions(JSON, bad_records="skip")).copy_existing()
+    assert (report.records, report.rows, report.bad_records) == (4, 2, 2)
+    assert positions(catalog) == [(0, 0), (0, 3)]
+
+
+def test_bad_records_are_quarantined(root: Root, catalog: MemoryCatalog) -> None:
+    topic, quarantine = root.create_topic("t"), MemoryCatalog()
+    append(topic, *BAD)
+    options = TableCopyOptions(JSON, bad_records="quarantine")
+    report = table_copy(root, catalog, options, quarantine).copy_existing()
+    assert (report.rows, report.bad_records) == (2, 2)
+    append(topic, b"{}", b"[]")
+    table_copy(root, catalog, options, quarantine).copy_existing()
+    rows = quarantine.rows().to_pylist()
+    assert [(row["topic"], row["partition"], row["offset"], row["value"]) for row in rows] == [
+        ("t", 0, 1, b"nonsense"),
+        ("t", 0, 2, b'{"id": "x"}'),
+        ("t", 0, 5, b"[]"),
+    ]
+    assert rows[1]["reason"] == "the value does not match id bigint"
+    assert positions(catalog) == [(0, 0), (0, 3), (0, 4)]
+
+
+def test_quarantine_requires_a_table(root: Root, catalog: MemoryCatalog) -> None:
+    with pytest.raises(BadRequest, match="only be quarantined if"):
+        table_copy(root, catalog, TableCopyOptions(JSON, bad_records="quarantine"))
+
+
+def test_missing_columns_are_added_only_on_request(root: Root, catalog: MemoryCatalog) -> None:
+    topic = root.create_topic("t")
+    append(topic, b'{"id": 1, "name": "a"}')
+    table_copy(root, catalog, TableCopyOptions(JSON)).copy_existing()
+    append(topic, b'{"id": 2, "name": "b", "age": 7}')
+    wider = replace(JSON, schema="id BIGINT, name STRING, age INT")
+    with pytest.raises(
+        BadRequest, match="table t does not have the columns of the records: age int; use --grow-schema"
+    ):
+        table_copy(root, catalog, TableCopyOptions(wider)).copy_existing()
+    table_copy(root, catalog, TableCopyOptions(wider, grow_schema=True)).copy_existing()
+    assert catalog.rows().select(["id", "age"]).to_pylist() == [{"id": 1, "age": None}, {"id": 2, "age": 7}]
+    table_copy(root, catalog, TableCopyOptions(JSON)).copy_existing()
+
+
+def test_columns_with_another_type_are_rejected(root: Root, catalog: MemoryCatalog) -> None:
+    append(root.create_topic("t"), b'{"id": 1}')
+    table_copy(root, catalog, TableCopyOptions(JSON)).copy_existing()
+    with pytest.raises(BadRequest, match="column id of table t has the type bigint, but the records have the type str"):
+        table_copy(root, catalog, TableCopyOptions(replace(JSON, schema="id STRING"), grow_schema=True)).copy_existing()
+
+
+def test_missing_topic_is_reported(root: Root, catalog: MemoryCatalog) -> None:
+    with pytest.raises(NotFound, match="topic 't' does not exist"):
+        table_copy(root, catalog).copy_existing()
+    assert catalog.current is None
+
+
+def test_follow_copies_new_records_until_it_is_stopped() -> None:
+    world, catalog = World(), MemoryCatalog()
+    root = world.root()
+    topic = root.create_topic("t")
+    appended = []
+
+    def is_stopped() -> bool:
+        appended.append(len(appended))
+        append(topic, b"%d" % len(appended))
+        return len(appended) == 4
+
+    table_copy(root, catalog).follow(10, is_stopped)
+    assert catalog.rows()["value"].to_pylist() == [b"1", b"2", b"3"]
+    assert sum(1 for pause in world.slept if 9 < pause <= 10) == 3
+
+
+def test_conflict_with_another_program_commits_the_same_files_again(root: Root, catalog: MemoryCatalog) -> None:
+    append(root.create_topic("t"), b"a")
+    table = MemoryTable(catalog, "t")
+    commits = []
+
+    def step(what: str) -> None:
+        if what == "append":
+            commits.append(set(catalog.files))
+            if len(commits) < 3:
+                assert catalog.current is not None
+                catalog.change(snapshot=catalog.current.snapshot + 100)
+
+    table.step = step
+    report = TableCopy(RootView(root), "t", table, TableCopyOptions()).copy_existing()
+    assert report.commits == 1
+    assert commits[0] == commits[1] == commits[2]
+    assert catalog.rows().num_rows == 1
+
+
+def test_conflict_with_another_run_deletes_the_files(root: Root, catalog: MemoryCatalog) -> None:
+    append(root.create_topic("t"), b"a")
+    table = MemoryTable(catalog, "t")
+
+    def step(what: str) -> None:
+        if what == "append":
+            table.step = lambda what: None
+            table_copy(root, catalog).copy_existing()
+
+    table.step = step
+    report = TableCopy(RootView(root), "t", table, TableCopyOptions()).copy_existing()
+    assert report.commits == 0
+    assert catalog.rows().num_rows == 1
+    assert not catalog.unreferenced()
+
+
+def test_persistent_conflicts_end_the_copy(root: Root, catalog: MemoryCatalog) -> None:
+    append(root.create_topic("t"), b"a")
+    table = MemoryTable(catalog, "t")
+
+    def step(what: str) -> None:
+        if what == "append":
+            assert catalog.current is not None
+            catalog.change(snapshot=catalog.current.snapshot + 100)
+
+    table.step = step
+    with pytest.raises(Conflict, match="attempts to commit to table t failed"):
+        TableCopy(RootView(root), "t", table, TableCopyOptions()).copy_existing()
+    assert not catalog.unreferenced()
