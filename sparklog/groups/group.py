@@ -16,7 +16,7 @@ from sparklog.format.checkpoint_files import TopicPartition
 from sparklog.groups import group_steps as steps
 from sparklog.groups.assignors import ALL
 from sparklog.groups.group_journal import GroupJournal, Offsets
-from sparklog.groups.group_members import GroupMember, Partitions
+from sparklog.groups.group_members import GroupMember, Partitions, server_of
 from sparklog.groups.group_state import (
     NO_EPOCH,
     CommittedOffset,
@@ -67,6 +67,11 @@ class GroupDescription:
     @property
     def is_active(self) -> bool:
         return self.state in (STABLE, RECONCILING)
+
+    @property
+    def server(self) -> str | None:
+        """The address of the server whose clients are the members, if the exclusive owner is a server."""
+        return server_of(self.instance)
 
     def owner(self, topic: str, partition: int) -> str | None:
         """Return the id of the member that owns a partition, or None if no member owns the partition."""
@@ -306,9 +311,13 @@ class Group(GroupJournal):
         remaining_ms = self._active_ms(state, clock_ms)
         if remaining_ms > 0:
             members = f"{len(state.members)} members" if state.owner is None else f"member {state.owner.id}"
+            who, stopped, effect = "its consumer", "it has", "fences it"
+            if state.owner is not None and (server := server_of(state.owner.id)) is not None:
+                members = f"Kafka clients of server {server}"
+                who, stopped, effect = "these clients", "they have", "makes them rejoin"
             raise Conflict(
-                f"group '{self.id}' is active ({STABLE}, {members}): stop its consumer, or wait "
-                f"{-(-remaining_ms // 1000)} s if it has already stopped; `sparklog groups reset --force` fences it"
+                f"group '{self.id}' is active ({STABLE}, {members}): stop {who}, or wait {-(-remaining_ms // 1000)} s "
+                f"if {stopped} already stopped; `sparklog groups reset --force` {effect}"
             )
 
     def _active_ms(self, state: GroupState, clock_ms: Callable[[], int]) -> int:

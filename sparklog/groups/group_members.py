@@ -57,6 +57,17 @@ from sparklog.log.journal.names import MAX_PARTITIONS
 Partitions = frozenset[TopicPartition]
 
 
+SERVER_PREFIX = "serve@"
+"""Prefix of the member id of a server, which is followed by its address. A server is the exclusive owner of a group
+while only its clients are members of the group. It keeps these members in memory.
+"""
+
+
+def server_of(member_id: str | None) -> str | None:
+    """Return the address of a server, or None if a member is not a server."""
+    return member_id[len(SERVER_PREFIX) :] if member_id is not None and member_id.startswith(SERVER_PREFIX) else None
+
+
 @dataclass(frozen=True, slots=True)
 class ConsumerProtocol:
     """The additional fields of a member that uses the consumer protocol (KIP-848)."""

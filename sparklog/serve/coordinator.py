@@ -20,6 +20,7 @@ from itertools import count
 from sparklog.errors import Fenced
 from sparklog.groups.assignors import ALL
 from sparklog.groups.group import STABLE, Group
+from sparklog.groups.group_members import SERVER_PREFIX
 from sparklog.groups.group_state import GroupMetadata, OffsetAndMetadata
 from sparklog.groups.membership import Membership
 from sparklog.limits import SESSION_TIMEOUT_MS
@@ -33,7 +34,6 @@ from sparklog.serve.served_log import Runner
 from sparklog.serve.shared_members import join_journal
 
 _LOG = logging.getLogger("sparklog.serve")
-INSTANCE = "serve@"
 SESSION_MS = 45_000
 POLL_SECONDS = 1.0
 """The time between reads of the journal of a shared group."""
@@ -68,7 +68,7 @@ class Coordinator:
         return self._groups[name]
 
     def _join(self, name: str, assignors: Sequence[str], previous: GroupMetadata | None) -> Membership:
-        owner = f"{INSTANCE}{self._peers.own}"
+        owner = f"{SERVER_PREFIX}{self._peers.own}"
         return self.group(name).own(owner, session_timeout_ms=SESSION_MS, assignors=assignors, previous=previous)
 
     def consumers(self, name: str) -> ConsumerMembers:
@@ -112,7 +112,7 @@ class Coordinator:
         holder = description.instance if description.state == STABLE else None
 
         def rank(node: Address) -> tuple[bool, bytes]:
-            return f"{INSTANCE}{node}" != holder, ranking(name, node)
+            return f"{SERVER_PREFIX}{node}" != holder, ranking(name, node)
 
         return await peers.first_responding(sorted(peers.nodes, key=rank))
 

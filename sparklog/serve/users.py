@@ -18,7 +18,7 @@ import base64
 import hashlib
 import hmac
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from random import Random
@@ -30,6 +30,7 @@ PLAIN, SCRAM = "PLAIN", "SCRAM-SHA-256"
 MECHANISMS = (PLAIN, SCRAM)
 READ, WRITE, GROUP, TRANSACTION = OPERATIONS = ("read", "write", "group", "transaction")
 WRONG = "the name or the password is wrong"
+USER_LINE = f"NAME {SCRAM}$... [OPERATION:PREFIX ...]"
 ITERATIONS = 4096
 MAX_ITERATIONS = 1_000_000
 _HASH = re.compile(r"SCRAM-SHA-256\$([0-9]{1,9}):([^$:]*)\$([^$:]{43}=):([^$:]{43}=)")
@@ -85,10 +86,14 @@ def hashed(password: str, random: Random) -> str:
 
 
 def read_users(path: str) -> dict[str, User]:
-    """Return the users in a file, by name. Raises `BadRequest` with the number of the first invalid line."""
+    """Return the users in a file, by name.
+
+    Raises:
+        BadRequest: With the number of the first invalid line, or if the file has no users.
+    """
     users: dict[str, User] = {}
     try:
-        lines = Path(path).read_text("utf-8").splitlines()
+        lines = Path(path).read_text("utf-8-sig").splitlines()
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
         raise BadRequest(f"cannot read the users file {path!r}: {reason}; check --users") from None
@@ -97,20 +102,34 @@ def read_users(path: str) -> dict[str, User]:
         if not fields or line.startswith("#"):
             continue
         try:
-            name, verifier = fields[0], Verifier.parse(fields[1])
+            name, verifier = fields[0], _verifier(fields)
             prefixes: dict[str, tuple[str, ...]] = dict.fromkeys(OPERATIONS, ())
             for field in fields[2:]:
-                operation, prefix = field.split(":", 1)
+                operation, colon, prefix = field.partition(":")
+                if not colon or operation not in OPERATIONS:
+                    raise ValueError(f"expected OPERATION:PREFIX with one of {', '.join(OPERATIONS)}, found {field!r}")
                 prefixes[operation] += (prefix,)
-        except (ValueError, LookupError):
-            raise BadRequest(
-                f"line {number} of {path}: expected `NAME {SCRAM}$... [OPERATION:PREFIX ...]`, where OPERATION is "
-                f"one of {', '.join(OPERATIONS)}"
-            ) from None
+        except ValueError as error:
+            raise BadRequest(f"line {number} of {path}: {error}") from None
         if name in users:
             raise BadRequest(f"line {number} of {path}: user {name} is already defined in another line")
         users[name] = User(name, verifier, prefixes)
+    if not users:
+        raise BadRequest(f"{path} has no users, so no client could log in: add a line `{USER_LINE}`, or omit --users")
     return users
+
+
+def _verifier(fields: Sequence[str]) -> Verifier:
+    """Return the password hash of a line. Errors do not contain the hash, because it may be a password."""
+    if len(fields) == 1:
+        raise ValueError(f"expected `{USER_LINE}`, found only a name")
+    try:
+        return Verifier.parse(fields[1])
+    except ValueError:
+        raise ValueError(
+            f"expected `{USER_LINE}`, where the second field is a hash with {ITERATIONS} to {MAX_ITERATIONS} iterations"
+            "; docs/guides/serve.md shows how to create a hash"
+        ) from None
 
 
 class SaslExchange:

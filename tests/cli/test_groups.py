@@ -170,7 +170,7 @@ def test_members_are_shown_as_in_kafkas_tool(sparklog: Sparklog, root: Path, mem
     assert sorted((desk[8], till[8])) == ["a:0", "a:1"]
     second.close()
     forced = sparklog("groups", "reset", "--group", "shop", "-t", "a", "--to-latest", "--force", "--execute").err
-    assert forced.startswith("WARN Group 'shop' is active: its 1 members continue from these offsets")
+    assert forced.startswith("WARN Group 'shop' is active: its member continues from these offsets")
     with pytest.raises(Fenced):
         dynamic.commit({"a": {0: 1}})
     dynamic.poll()
@@ -274,3 +274,24 @@ def test_history_shows_operations_and_changed_offsets(sparklog: Sparklog, member
     assert newest["offsets"] == [["a", 0, 2, 1]]
     assert before["operation"] == "leave"
     assert "does not exist" in sparklog("groups", "history", "none", code=1).err
+
+
+def test_messages_about_the_kafka_clients_of_a_server(sparklog: Sparklog, root: Path, member: Membership) -> None:
+    served = Groups(library.open(root)).group("served").own("serve@10.0.0.7:9092", assignors=("range",))
+    served.commit({"a": {0: 2}})
+    described = sparklog("groups", "describe", "served", "--members")
+    assert described.lines[-1].split()[:2] == ["served", "serve@10.0.0.7:9092"]
+    assert described.err.startswith("The members of consumer group 'served' are Kafka clients of server 10.0.0.7:9092")
+    assert "kafka-consumer-groups --bootstrap-server 10.0.0.7:9092 --describe --members" in described.err
+    assert sparklog("groups", "describe", "audit", "--members").err == ""
+    reset = ("groups", "reset", "served", "--all-topics", "--to-earliest")
+    assert (
+        "is active (Stable, Kafka clients of server 10.0.0.7:9092): stop these clients"
+        in sparklog(*reset, "--execute", code=1).err
+    )
+    for options, verb in (((), "would rejoin and continue"), (("--execute",), "rejoin and continue")):
+        forced = sparklog(*reset, "--force", *options).err
+        assert f"the Kafka clients of server 10.0.0.7:9092 {verb} from these offsets." in forced
+    with pytest.raises(Fenced):
+        served.commit({"a": {0: 3}})
+    assert committed(root, "served") == {("a", 0): 0}

@@ -84,6 +84,7 @@ def test_every_rule_of_every_command_holds() -> None:
         ("serve {root} --listen PLAINTEXT://127.0.0.1:9", "expected HOST:PORT without PLAINTEXT://"),
         ("serve {root} --listen nosuch.invalid:9", "'--listen': cannot resolve 'nosuch.invalid'"),
         ("serve {root} --listen 127.0.0.1:9 --advertise a:9,127.0.0.1:9", "found a:9: put 127.0.0.1:9 first"),
+        ("serve {root} --listen 127.0.0.1:9 --advertise a:9,b:9,a:9", "a:9 is given more than once"),
         ("metrics --output json", "metrics prints the Prometheus text format, found 'json': use --output-file FILE"),
         ("metrics -o {root}/a --output {root}/b", "specify --output or --output-file, not both"),
         ("doctor --rate 5", "--rate requires --cost"),

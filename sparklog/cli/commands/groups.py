@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import sys
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -178,6 +179,17 @@ def _note_empty_groups(described: Sequence[GroupDescription]) -> None:
             print(f"Consumer group '{printable(item.id)}' has no active members.", file=sys.stderr)
 
 
+def _note_served_groups(described: Sequence[GroupDescription]) -> None:
+    for item in described:
+        if item.server is not None:
+            print(
+                f"The members of consumer group '{printable(item.id)}' are Kafka clients of server {item.server}. To "
+                f"describe them, run kafka-consumer-groups --bootstrap-server {item.server} --describe --members "
+                f"--group {shlex.quote(printable(item.id))}",
+                file=sys.stderr,
+            )
+
+
 @dataclass
 class ResetTo:
     """The new offsets of a group, given by exactly one of the options."""
@@ -289,9 +301,13 @@ def reset(
 
 def _fenced(active: GroupDescription, execute: bool) -> str:
     if active.instance is None:
-        verb = "continue" if execute else "would continue"
-        members = f"its {len(active.members)} members {verb} from these offsets"
-        return f"{members}; commits of earlier offsets {'fail' if execute else 'would fail'}."
+        number = len(active.members)
+        members = "its member" if number == 1 else f"its {number} members"
+        verb = f"{'' if execute else 'would '}continue{'s' * (execute and number == 1)}"
+        return f"{members} {verb} from these offsets; commits of earlier offsets {'fail' if execute else 'would fail'}."
+    if active.server is not None:
+        verb = "rejoin and continue" if execute else "would rejoin and continue"
+        return f"the Kafka clients of server {active.server} {verb} from these offsets."
     verb = "stops" if execute else "would stop"
     return f"its consumer {printable(active.instance or '')} {verb} with SPARKLOG_FENCED at its next commit."
 
@@ -502,6 +518,7 @@ def _members(described: Sequence[GroupDescription], failures: Sequence[SparklogE
 
     def show() -> None:
         _note_empty_groups(described)
+        _note_served_groups(described)
         print_table(headings, rows)
 
     document = [{"group": group.id, **_member_document(member)} for group, member in members]

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 from click import BadParameter
 
 from sparklog.console.locations import resolve_root_name
-from sparklog.console.options import CorruptOption, comma_separated, integer_option
+from sparklog.console.options import CorruptOption, integer_option
 from sparklog.console.parameters import Argument, Commands, Option
 from sparklog.console.terminal import warn
 from sparklog.limits import (
@@ -99,7 +99,9 @@ class Listening:
             from sparklog.serve.users import read_users
 
             users = read_users(self.users)
-        listen, advertise = _address(self.listen), tuple(map(_address, comma_separated(self.advertise)))
+        # Keep duplicates, which are an error.
+        advertised = [name.strip() for text in self.advertise or () for name in text.split(",") if name.strip()]
+        listen, advertise = _address(self.listen), tuple(map(_address, advertised))
         _check_listen(listen)
         _check_advertised(listen, advertise)
         return ServeOptions(
@@ -141,9 +143,15 @@ def _check_listen(address: Address) -> None:
 
 
 def _check_advertised(listen: Address, advertise: tuple[Address, ...]) -> None:
-    """Raise a usage error if the first address is not the address of this server. Print a warning if the address of
-    this server seems to be missing.
+    """Raise a usage error if an address is repeated, or if the first address is not the address of this server. Print a
+    warning if the address of this server seems to be missing.
     """
+    repeated = next((address for address in advertise if advertise.count(address) > 1), None)
+    if repeated is not None:
+        raise BadParameter(
+            f"{repeated} is given more than once: specify each server once, this server first",
+            param_hint="'--advertise'",
+        )
     if listen in advertise[1:]:
         raise BadParameter(
             f"the first address must be the address of this server, found {advertise[0]}: put {listen} first",
