@@ -126,12 +126,12 @@ def test_missing_jars_are_reported_by_name(monkeypatch: pytest.MonkeyPatch) -> N
     spark: Any = SimpleNamespace(version="4.2.0", sparkContext=SimpleNamespace(_jvm=jvm))
     delta.check_delta(spark)
     with pytest.raises(
-        BadRequest, match=r"Spark lacks Avro; .* --packages io.delta:\S+4.4.0,org.apache.spark:spark-avro_2.13"
+        BadRequest, match=r"Spark does not have the Avro package; .*:\S+4.4.0,org.apache.spark:spark-avro_2.13"
     ):
         delta.check_delta(spark, avro=True)
     jvm.io.delta.tables.DeltaTable = missing
     with pytest.raises(
-        BadRequest, match=r"Spark lacks Delta; .* --packages io.delta:delta-spark_4.2_2.13:4.4.0, or run python"
+        BadRequest, match=r"Spark does not have the Delta package; .*io.delta:delta-spark_4.2_2.13:4.4.0, or run python"
     ):
         delta.check_delta(spark)
 

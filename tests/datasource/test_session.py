@@ -160,7 +160,7 @@ def test_another_sparklog_in_the_workers_is_a_problem() -> None:
     worker = {"host": "h2", "python": "/p"}
     assert worker_problem({**worker, "sparklog": "1"}, "1") == ""
     assert worker_problem({**worker, "sparklog": "0"}, "1") == (
-        "Spark's workers on h2 are /p, which has sparklog 0, but this program has sparklog 1"
+        "Spark's workers on h2 run /p, which has sparklog 0, but this program has sparklog 1"
     )
 
 
