@@ -104,7 +104,7 @@ class Subscriber:
         """Return these topics. Warn if a pattern matches no topic."""
         if not names and self._subscription is not None:
             existing = _listed(self._view.topics())
-            warn_once([f"{self} matches no topic at {self._view.location}, which has {existing}"])
+            warn_once([f"{self} does not match any topic at {self._view.location}, which has {existing}"])
         return names
 
     def refresh(self, topics: Sequence[str]) -> list[str]:

@@ -64,7 +64,7 @@ def test_get_of_a_tombstone_and_of_a_missing_key(sparklog: Sparklog) -> None:
     assert "--all-partitions" in missing.err
     assert len(missing.err.splitlines()) == 1
     for arguments, code, says in (
-        (("-k", "a", "-p", 7), 1, "0, 1, 2, found 7"),
+        (("-k", "a", "-p", 7), 1, "0, 1, 2, found partition 7"),
         (("-k", "a", "-p", 0, "--all-partitions"), 2, "specify --all-partitions or --partition, not both"),
         (("-k", "x", "--key-format", "long"), 1, "the key: expected a long, found 'x'"),
     ):

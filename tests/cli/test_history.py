@@ -51,7 +51,7 @@ def test_each_commit_is_a_line(sparklog: Sparklog, topic: library.Topic) -> None
 def test_history_limits_the_commits_and_prints_json(sparklog: Sparklog, topic: library.Topic) -> None:
     lines = sparklog("history", "t", "--limit", 2).lines
     assert len(lines) == 4
-    assert lines[-1] == "4 older commits are not shown; see --limit"
+    assert lines[-1] == "4 older commits are not shown; increase --limit to show more"
     found = json.loads(sparklog("history", "t", "--limit", 2, "--json").out)
     assert (found["topic"], found["oldestVersion"]) == ("t", 0)
     assert [each["version"] for each in found["commits"]] == [5, 4]

@@ -97,7 +97,7 @@ def test_abort_as_json_and_help(sparklog: Sparklog, held: Transaction) -> None:
 def test_describe_shows_a_decision_that_no_topic_has_recorded(sparklog: Sparklog, held: Transaction) -> None:
     held.commit()
     out = sparklog("transactions", "describe", "etl/orders").out
-    assert "a: 0 is decided; the next commit or `sparklog retain` records the decision" in out
+    assert "a: transaction 0 is decided; the next commit or `sparklog retain` records the decision" in out
     assert "Held back" not in sparklog("topics", "describe", "a").out
     found = json.loads(sparklog("transactions", "describe", "etl/orders", "--json").out)
     assert found["unrecorded"] == [
@@ -130,7 +130,7 @@ def test_kafkas_open_transactions_are_listed_and_described(sparklog: Sparklog, i
     assert lines == [["producer-4", "-", "Ongoing", "txn-a"], ["tx-open", "-", "Ongoing", "txn-b"]]
     title, note, heading, row = sparklog("transactions", "describe", "tx-open").lines
     assert title.startswith("TransactionalId: tx-open\tState: Ongoing\tLatest: -")
-    assert note == "Open in imported Kafka data:"
+    assert note == "Open transactions in imported Kafka data:"
     assert heading.split() == ["TOPIC", "PARTITION", "PRODUCER", "FIRST", "END", "SINCE", "TIMEOUT", "DECIDED"]
     cells = row.split()
     assert cells[:5] == ["txn-b", "1", "4", "19", "26"]

@@ -200,7 +200,7 @@ def test_the_folder_of_a_far_partition_costs_no_memory() -> None:
     [
         (
             lambda root: plan(root, subscribePattern="nosuch.*"),
-            "subscribePattern=nosuch.* matches no topic at {root}, which has the topics orders, payments",
+            "subscribePattern=nosuch.* does not match any topic at {root}, which has the topics orders, payments",
         ),
         (
             lambda root: plan(root, subscribe="orders", maxOffsetsPerTrigger="10"),

@@ -279,7 +279,10 @@ def consume(
             print(DETAILED_HEADER if show_detailed_stats else HEADER)
         run = consume(consumer, messages, timeout, SYSTEM, report, window)
     if run.records < messages:
-        warn(f"read {run.records} of {messages} records, and no record arrived for {timeout} ms; see --timeout")
+        warn(
+            f"read {run.records} of {messages} records, and then no record arrived for {timeout} ms; increase "
+            "--timeout to wait longer"
+        )
     if not show_detailed_stats:
         print(f"{_time(run.begin_ms)}, {_time(run.end_ms)}, {_figures(run, run.records, run.nbytes)}")
     sys.stdout.flush()

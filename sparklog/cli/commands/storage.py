@@ -289,7 +289,7 @@ def history(
         headings = ("VERSION", "TIME", "OPERATION", "RECORDS", "BYTES", "WRITER", "CHANGES")
         print_table(headings, [row.cells() for row in rows], right=("VERSION", "RECORDS", "BYTES"))
         if versions[-1] > oldest:
-            print(f"{versions[-1] - oldest:,} older commits are not shown; see --limit")
+            print(f"{versions[-1] - oldest:,} older commits are not shown; increase --limit to show more")
         if oldest > 0:
             print(f"commits before version {oldest} are no longer retained")
 

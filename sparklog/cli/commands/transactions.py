@@ -209,7 +209,7 @@ def _show(transaction: TransactionDescription) -> None:
         ]
         print_table(("TOPIC", "PARTITION", "N", "FIRST", "END", "AGE", "TIMEOUT"), rows)
     if transaction.kafka:
-        print("Open in imported Kafka data:")
+        print("Open transactions in imported Kafka data:")
         open_in_kafka = []
         for topic, part in ((item.topic, item.open) for item in transaction.kafka):
             since = None if part.start_ms is None else iso_time(part.start_ms)
@@ -217,7 +217,10 @@ def _show(transaction: TransactionDescription) -> None:
             open_in_kafka.append((topic, part.partition, part.producer, part.first, part.end, *state))
         print_table(("TOPIC", "PARTITION", "PRODUCER", "FIRST", "END", "SINCE", "TIMEOUT", "DECIDED"), open_in_kafka)
     for waiting in transaction.waiting:
-        print(f"{waiting.topic}: {waiting.n} is decided; the next commit or `sparklog retain` records the decision")
+        print(
+            f"{waiting.topic}: transaction {waiting.n} is decided; the next commit or `sparklog retain` records "
+            "the decision"
+        )
     if transaction.pending:
         pending = [
             (item.group, topic, partition, offset, item.n, OUTCOME_NAMES[item.committed], _seconds(item.age_ms))

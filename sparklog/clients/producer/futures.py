@@ -190,7 +190,7 @@ class RecordFuture(Future[RecordMetadata]):
             try:
                 callback(self)
             except Exception:  # noqa: BLE001 - user code must not end the thread that sends
-                _LOG.exception("a callback of a record of the producer failed")
+                _LOG.exception("a callback for a record of the producer failed")
 
     def __await__(self) -> Generator[Any, None, RecordMetadata]:
         return asyncio.wrap_future(self).__await__()

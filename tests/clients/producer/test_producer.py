@@ -200,7 +200,7 @@ def test_callbacks_run_in_order_and_errors_are_contained(caplog: pytest.LogCaptu
         first.add_done_callback(late.append)
         assert late == [first]
         assert wrong.exception() is None
-    assert "a callback of a record" in caplog.text
+    assert "a callback for a record" in caplog.text
 
 
 def test_flush_in_a_callback_is_rejected() -> None:
