@@ -23,7 +23,9 @@ imported on first use.
 
 from __future__ import annotations
 
+import base64
 import os
+import re
 import subprocess
 import sys
 import tempfile
@@ -56,6 +58,10 @@ WRAPPERS = frozenset(
 )
 JSON_MESSAGES = frozenset(f"{WELL_KNOWN}{name}" for name in ("Struct", "Value", "ListValue"))
 
+WARNING = re.compile(r"^WARNING: |^[IW]\d{4} |warning: ")
+"""Lines of protoc that are not errors."""
+SERIALIZED = re.compile(r"[A-Za-z0-9+/\s]+={0,2}\s*")
+"""A schema that a client registered as a serialized file descriptor in base64, as some of Confluent's clients do."""
 KNOWN_FILES = {
     "confluent/meta.proto": """syntax = "proto3"; package confluent; import "google/protobuf/descriptor.proto";
         message Meta { string doc = 1; map<string, string> params = 2; repeated string tags = 3; }
@@ -144,10 +150,15 @@ class ProtobufFormat(SchemaFormat):
 
 @dataclass
 class ProtobufSchema:
-    """A compiled schema: the descriptor of its file, and the pool of descriptors that contains it."""
+    """A compiled schema: the descriptor of its file, and the pool of descriptors that contains it.
+
+    The entries of maps are not types in the text of a schema, so Confluent's Java client does not count them in the
+    path of a type. The clients that register serialized file descriptors count them.
+    """
 
     file: Any
     pool: Any
+    is_serialized: bool = False
     _classes: dict[str, Any] = field(default_factory=dict)
 
     def type_named(self, name: str | None) -> Any:
@@ -179,10 +190,9 @@ class ProtobufSchema:
         return path[::-1]
 
     def _types_in(self, outer: Any) -> list[Any]:
-        # Dictionaries of descriptors have the order of the file. The entries of maps are not types in the text of a
-        # schema, so the clients of registries do not count them.
+        # Dictionaries of descriptors have the order of the file.
         types = self.file.message_types_by_name.values() if outer is None else outer.nested_types
-        return [each for each in types if not each.GetOptions().map_entry]
+        return [each for each in types if self.is_serialized or not each.GetOptions().map_entry]
 
     def message_class(self, descriptor: Any) -> Any:
         name = descriptor.full_name
@@ -268,15 +278,19 @@ def compile_schema(schema: RegisteredSchema) -> ProtobufSchema:
     Raises `BadRequest` if the schema is invalid, if it has no message type, or if an imported file is missing.
     """
     files = {**KNOWN_FILES, **dict(schema.references), FILE_NAME: schema.text}
+    serialized = _protobuf("descriptor_pb2").FileDescriptorSet()
     with tempfile.TemporaryDirectory(prefix="sparklog-protobuf-") as folder:
         for name, text in files.items():
             path = PurePosixPath(name)
             if path.is_absolute() or ".." in path.parts or not isinstance(text, str):
                 raise BadRequest(f"expected a relative path as the name of a Protobuf schema, found {name!r}")
+            if SERIALIZED.fullmatch(text):
+                serialized.file.append(_deserialized(name, text))
+                continue
             file = Path(folder) / path
             file.parent.mkdir(parents=True, exist_ok=True)
             file.write_text(text, encoding="utf-8")
-        descriptors = _compiled(folder)
+        descriptors = _compiled(folder, serialized)
     pool = _protobuf("descriptor_pool").DescriptorPool()
     try:
         for each in _protobuf("descriptor_pb2").FileDescriptorSet.FromString(descriptors).file:
@@ -286,11 +300,25 @@ def compile_schema(schema: RegisteredSchema) -> ProtobufSchema:
         raise BadRequest(f"the Protobuf schema cannot be used: {' '.join(str(error).split())[:200]}") from None
     if not file_descriptor.message_types_by_name:
         raise BadRequest("the Protobuf schema has no message type")
-    return ProtobufSchema(file_descriptor, pool)
+    return ProtobufSchema(file_descriptor, pool, bool(SERIALIZED.fullmatch(schema.text)))
 
 
-def _compiled(folder: str) -> bytes:
-    """Compile `FILE_NAME` in a folder. Return a set of file descriptors in which imported files are first."""
+def _deserialized(name: str, text: str) -> Any:
+    """Return the file descriptor that the registry contains as base64 instead of as text."""
+    descriptor_pb2, message = _protobuf("descriptor_pb2"), _protobuf("message")
+    try:
+        descriptor = descriptor_pb2.FileDescriptorProto.FromString(base64.b64decode(text, validate=True))
+    except (ValueError, message.DecodeError):
+        raise BadRequest(f"expected a Protobuf schema, found {text[:40]!r}") from None
+    descriptor.name = name
+    return descriptor
+
+
+def _compiled(folder: str, serialized: Any) -> bytes:
+    """Compile `FILE_NAME` in a folder. Return a set of file descriptors in which imported files are first.
+
+    `serialized` contains the descriptors of the files that are not in the folder.
+    """
     try:
         tools = os.path.dirname(str(import_module("grpc_tools").__file__))
     except ImportError:
@@ -298,11 +326,15 @@ def _compiled(folder: str) -> bytes:
     includes = [folder, os.path.join(tools, "_proto"), *_common_types()]
     out = os.path.join(folder, "descriptors")
     command = [sys.executable, "-m", "grpc_tools.protoc", *(f"-I{each}" for each in includes)]
+    if serialized.file:
+        known = Path(folder) / "serialized"
+        known.write_bytes(serialized.SerializeToString())
+        command.append(f"--descriptor_set_in={known}")
     command += ["--include_imports", f"--descriptor_set_out={out}", FILE_NAME]
     # A separate process, because protoc prints errors to stderr.
     done = subprocess.run(command, capture_output=True, text=True, timeout=COMPILE_TIMEOUT_S, check=False)
     if done.returncode != 0:
-        errors = [line.replace(f"{folder}/", "") for line in done.stderr.splitlines() if "warning:" not in line]
+        errors = [line.replace(f"{folder}/", "") for line in done.stderr.splitlines() if not WARNING.search(line)]
         reason = "; ".join(errors).replace(f"{FILE_NAME}:", "line ")
         raise BadRequest(f"expected a Protobuf schema; the schema is invalid: {reason[:300]}")
     return Path(out).read_bytes()

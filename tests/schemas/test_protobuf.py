@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import datetime
 import json
 import pickle
@@ -14,11 +15,15 @@ import pytest
 
 from sparklog import formats
 from sparklog.errors import BadRequest
+from sparklog.format.protobuf import compile_schema
+from sparklog.format.registered import RegisteredSchema
 from sparklog.formats import open_format
 from sparklog.schemas.registry import SchemaRegistry
 from tests.support.servers.schema_registry import FakeRegistry
 
-pytest.importorskip("grpc_tools", reason="grpcio-tools is not installed: pip install 'sparklog[protobuf]'")
+REASON = "grpcio-tools is not installed: pip install 'sparklog[protobuf]'"
+pytest.importorskip("grpc_tools", reason=REASON)
+descriptor_pb2 = pytest.importorskip("google.protobuf.descriptor_pb2", reason=REASON)
 
 ORDER = """
 syntax = "proto3";
@@ -225,6 +230,44 @@ def test_references_between_subjects(server: FakeRegistry) -> None:
         BadRequest, match=r"expected a relative path as the name of a Protobuf schema, found '\.\./x\.proto'"
     ):
         open_format("protobuf", SchemaRegistry(server.url).subject("u-value"))
+
+
+def test_schemas_that_are_registered_as_serialized_descriptors(server: FakeRegistry) -> None:
+    """confluent-kafka-python 2.16 registers descriptors in base64, and wrote these messages."""
+    common = descriptor_pb2.FileDescriptorProto(name="x.proto", package="z", syntax="proto3")
+    field = common.message_type.add(name="M").field.add(name="c", number=1, label=1)
+    field.type = field.TYPE_INT64
+    text = """syntax = "proto3"; package z; import "common.proto"; import "google/protobuf/timestamp.proto";
+      message First { int32 x = 1; }
+      message Order { map<string, M> prices = 1; M m = 2; google.protobuf.Timestamp t = 3;
+        enum K { A = 0; B = 1; } K k = 4; message In { int32 y = 1; } }"""
+    encoded = base64.b64encode(common.SerializeToString()).decode()
+    server.register("common", encoded, "PROTOBUF")
+    reference = {"name": "common.proto", "subject": "common", "version": 1}
+    server.register("text", text, "PROTOBUF", [reference])
+    of_text = SchemaRegistry(server.url).subject("text")
+    descriptor = descriptor_pb2.FileDescriptorProto()
+    compile_schema(of_text.schema()).file.CopyToProto(descriptor)
+    server.register("t-value", base64.b64encode(descriptor.SerializeToString()).decode(), "PROTOBUF", [reference])
+    registry = SchemaRegistry(server.url)
+    order = {"prices": [("a", {"c": 4})], "m": {"c": 3}, "k": "B"}
+    for message, written, row in (
+        ("z.Order", "02020a070a016112020804120208031a0208052001", order),
+        ("z.First", "000804", {"x": 4}),
+        ("z.Order.In", "0402020803", {"y": 3}),
+    ):
+        for subject in (registry.subject("t-value", message=message), registry.subject("text", message=message)):
+            one = open_format("protobuf", subject)
+            cell = frame(subject.schema().id, bytes.fromhex(written))
+            # The clients that register text do not count the entries of maps.
+            if message == "z.Order.In" and subject.name == "text":
+                cell = frame(subject.schema().id, b"\4\2\0\x08\3")
+            decoded = one.decode(pa.array([cell]))
+            assert {**decoded.to_pylist()[0], **row} == decoded.to_pylist()[0]
+            assert one.encode(decoded).to_pylist() == [cell]
+    for wrong in ("AAAA", "abc"):
+        with pytest.raises(BadRequest, match=f"expected a Protobuf schema, found '{wrong}'"):
+            compile_schema(RegisteredSchema(1, "PROTOBUF", wrong))
 
 
 def test_invalid_rows_have_reasons(server: FakeRegistry) -> None:
