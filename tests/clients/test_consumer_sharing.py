@@ -12,6 +12,7 @@ import time
 import weakref
 from collections import Counter
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,7 @@ from sparklog.errors import BadRequest, Fenced, Unavailable
 from sparklog.format.checkpoint_files import TopicPartition
 from sparklog.groups.lag import Groups
 from sparklog.groups.membership import Membership
+from sparklog.testing.wrapper_stores import HookedStore
 from tests.support.consumers import ConsumerWorld, append, everything, settle, values
 from tests.support.forked import in_child
 from tests.support.records import rows
@@ -244,6 +246,32 @@ def test_new_partitions_are_read_although_the_group_cannot_be_written_at_first(
     assert everything(one) == ["new"]
 
 
+def test_a_failed_automatic_commit_is_retried(world: ConsumerWorld, monkeypatch: pytest.MonkeyPatch) -> None:
+    append(world, "a", 0, "1")
+    one = world.consumer()
+    assert everything(one) == ["1"]
+    world.now_ms += 5_000
+    with monkeypatch.context() as broken:
+        broken.setattr(one.membership.group, "write", fail)
+        one.poll()
+    assert world.committed() == {}
+    one.poll()
+    assert world.committed()[A0] == 1
+
+
+def test_a_failed_start_of_new_partitions_is_retried(world: ConsumerWorld, monkeypatch: pytest.MonkeyPatch) -> None:
+    one, two = world.consumer(), world.consumer()
+    settle(world, one, two)
+    two.close()
+    world.now_ms += 3_000
+    with monkeypatch.context() as broken:
+        broken.setattr(one.group, "stable", fail)
+        one.poll()
+        assert len(numbers(one)) == 2
+    one.poll()
+    assert numbers(one) == [0, 1, 2, 3]
+
+
 @pytest.mark.parametrize("failing", ["follow", "plan"])
 def test_poll_raises_if_records_cannot_be_read_and_continues_at_the_same_positions(
     world: ConsumerWorld, monkeypatch: pytest.MonkeyPatch, failing: str
@@ -314,7 +342,7 @@ def test_a_failed_subscribe_clears_the_subscription_even_if_leaving_fails(
         one.poll()
 
 
-def fail(*given: object) -> None:
+def fail(*given: object, **options: object) -> None:
     raise Unavailable("the store is unavailable")
 
 
@@ -500,6 +528,79 @@ def come_and_go(seed: int) -> None:
     assert read == Counter(map(str, range(sent)))
     owned = Counter(part for member in members for part in member.assignment())
     assert owned == Counter({("a", number): 1 for number in range(4)})
+
+
+class Outages:
+    """Makes requests of a process fail while `rate` is not 0. The responses of some of these requests are lost."""
+
+    def __init__(self, world: ConsumerWorld, chance: random.Random) -> None:
+        self.rate = 0.0
+        self.failed = 0
+        self._chance = chance
+        self.store = HookedStore(world.store, before=self._fail, after=self._lose)
+
+    def _fail(self, verb: str, key: str) -> None:
+        if self._chance.random() < self.rate:
+            self.failed += 1
+            raise Unavailable(f"{verb} {key}: the store is unavailable")
+
+    def _lose(self, verb: str, key: str, result: object) -> object:
+        if self._chance.random() < self.rate / 4:
+            self.failed += 1
+            raise Unavailable(f"{verb} {key}: the response is lost", is_unknown=True)
+        return result
+
+
+@pytest.mark.parametrize("seeds", CONSUMERS.few())
+def test_no_record_is_lost_during_outages(seeds: range) -> None:
+    for seed in seeds:
+        poll_during_outages(seed)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seeds", CONSUMERS.many())
+def test_no_record_is_lost_during_many_outages(seeds: range) -> None:
+    for seed in seeds:
+        poll_during_outages(seed)
+
+
+def poll_during_outages(seed: int) -> None:
+    """Poll with three members, one of which eventually leaves, and whose stores fail at different times."""
+    chance = random.Random(seed)
+    world = ConsumerWorld(partitions=4, sleep_takes_time=True)
+    strategy = chance.choice(["cooperative-sticky", "range", "sticky"])
+    outages = [Outages(world, chance) for _ in range(3)]
+    members = [
+        world.consumer(store=item.store, partition_assignment_strategy=(strategy,), max_poll_records=2)
+        for item in outages
+    ]
+    sent, read = 0, Counter[str]()
+    for step in range(60):
+        world.now_ms += chance.choice((10, 1_000, 3_000))
+        for item in outages:
+            if chance.random() < 0.2:
+                item.rate = chance.choice((0.0, 0.05, 0.5, 1.0))
+        if step < 40:
+            append(world, "a", chance.randrange(4), str(sent))
+            sent += 1
+        for member in chance.sample(members, len(members)):
+            with suppress(Unavailable):
+                read.update(values(member.poll()))
+    for item in outages:
+        item.rate = 0.0
+    assert all(item.failed for item in outages)
+    members.pop().close()
+    for _ in range(8):
+        read.update(settle(world, *members))
+        for member in members:
+            read.update(everything(member))
+    assert set(read) == set(map(str, range(sent)))
+    owned = Counter(part for member in members for part in member.assignment())
+    assert owned == Counter({("a", number): 1 for number in range(4)})
+    for member in members:
+        member.close()
+    ends = world.topic("a").log.read_snapshot().state.log_end.tolist()
+    assert world.committed() == {("a", number): end for number, end in enumerate(ends)}
 
 
 # -- in real time, with the heartbeat thread

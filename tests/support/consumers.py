@@ -10,6 +10,7 @@ import sparklog
 from sparklog.clients.consumer.consumer import Consumer
 from sparklog.groups.lag import Groups
 from sparklog.log.topic.root import open_root
+from sparklog.storage.store import Store
 from tests.support.records import rows
 from tests.support.topics_world import TopicsWorld
 
@@ -17,9 +18,9 @@ from tests.support.topics_world import TopicsWorld
 class ConsumerWorld(TopicsWorld):
     """Topics, and consumers of them."""
 
-    def consumer(self, topics: str | Sequence[str] = "a", **how: object) -> Consumer:
+    def consumer(self, topics: str | Sequence[str] = "a", *, store: Store | None = None, **how: object) -> Consumer:
         how = {"auto_offset_reset": "earliest", **how}
-        root = open_root(self.store, env=self.env())
+        root = open_root(self.store if store is None else store, env=self.env())
         return sparklog.consumer(root, "g", topics=topics, **how)  # type: ignore[arg-type]
 
     def committed(self) -> dict[tuple[str, int], int]:
