@@ -26,7 +26,8 @@ from sparklog.groups.group_state import (
     TopicOffsets,
     topic_offsets,
 )
-from sparklog.groups.membership import JoinRequest, MemberLeases, Membership, checked_session_timeout
+from sparklog.groups.member_leases import MemberLeases
+from sparklog.groups.membership import JoinRequest, Membership, checked_session_timeout
 from sparklog.limits import SESSION_TIMEOUT_MS
 from sparklog.log.journal.entry_log import Step
 from sparklog.log.journal.names import check_id

@@ -4,11 +4,6 @@
 was read by its last `refresh`. The member writes an entry when it joins, changes its topics, commits, releases
 partitions or leaves. The member also writes a heartbeat if it has not written an entry for a third of its session
 timeout. One heartbeat covers all members of a process that use the same open root.
-
-**A lease** ends one session timeout after the latest entry of the member, based on the store's clock and the
-modification time of the entry in the store. Reading the clock and the modification time requires requests. Therefore a
-member reads them when it joins, and later only if the lease has expired according to the member's own monotonic clock.
-As a result, a member that continues to write is not removed if a wall clock is set ahead.
 """
 
 from __future__ import annotations
@@ -26,6 +21,7 @@ from sparklog.groups.assignors import ASSIGNORS, COOPERATIVE_STICKY
 from sparklog.groups.group_journal import GroupJournal, Offsets
 from sparklog.groups.group_members import ConsumerProtocol, GroupMember, Partitions
 from sparklog.groups.group_state import GroupMetadata, GroupState
+from sparklog.groups.member_leases import MemberLeases
 from sparklog.limits import MAX_SESSION_TIMEOUT_MS, SESSION_TIMEOUT_MS
 from sparklog.log.journal.clocks import ClockReading
 from sparklog.log.journal.entry_log import EntryLog, Step
@@ -68,74 +64,6 @@ class JoinRequest:
     def member(self, member_id: str, host: str) -> GroupMember:
         settings = self.client_id, host, self.session_timeout_ms, self.assignors, self.topics
         return GroupMember(member_id, self.instance_id, *settings)
-
-
-@dataclass(frozen=True, slots=True)
-class MemberLease:
-    """The latest entry of a member, the time at which this process read the entry, and the remaining time of the lease
-    at that time.
-    """
-
-    seen: int
-    since: ClockReading
-    left_ms: float
-
-
-class MemberLeases:
-    """The leases of a group's members.
-
-    A lease is first checked with the clock of this process. If the lease appears to have expired, it is checked with
-    the store's clock.
-    """
-
-    def __init__(self, group: GroupJournal) -> None:
-        self._group = group
-        self._leases: dict[str, MemberLease] = {}
-
-    def note(self, state: GroupState) -> None:
-        """Record the heartbeats of the members in a state."""
-        now = self._group.root.env.now()
-        self._leases = {member.id: self._lease(member, now) for member in state.members}
-
-    def expired(self, state: GroupState, *, read_store: bool = False, own: str | None = None) -> steps.Expired:
-        """Return the members whose lease has expired. Requests are sent if a lease appears to have expired, or if
-        `read_store` is True.
-
-        Args:
-            own: The id of the caller's member, which is not checked.
-        """
-        self.note(state)
-        now = self._group.root.env.now()
-        members_to_check = []
-        for member in state.members:
-            lease = self._leases[member.id]
-            # Do not use the wall clock, because it may be set ahead.
-            if member.id == own:
-                continue
-            if read_store or now.boot_ms - lease.since.boot_ms >= lease.left_ms:
-                members_to_check.append(member)
-        return self._expired_by_store(members_to_check) if members_to_check else {}
-
-    def _lease(self, member: GroupMember, now: ClockReading) -> MemberLease:
-        lease = self._leases.get(member.id)
-        if lease is not None and lease.seen == member.seen:
-            return lease
-        return MemberLease(member.seen, now, member.session_timeout_ms)
-
-    def _expired_by_store(self, members: Sequence[GroupMember]) -> dict[str, int]:
-        env = self._group.root.env
-        written = {number: self._group.written_ms(number) for number in {member.seen for member in members}}
-        store_ms, now, expired = self._group.root.store.now_ms(), env.now(), dict[str, int]()
-        for member in members:
-            since_ms = written[member.seen]
-            # If the entry is missing, it was deleted by maintenance, so the entry is more than a day old.
-            left_ms = 0 if since_ms is None else since_ms + member.session_timeout_ms - store_ms
-            if left_ms > 0:
-                reached("groups: a session that seemed to have timed out is valid by the store's clock")
-            if left_ms <= 0:
-                expired[member.id] = member.seen
-            self._leases[member.id] = MemberLease(member.seen, now, max(left_ms, 0))
-        return expired
 
 
 _MEMBERSHIPS: WeakKeyDictionary[EntryLog[GroupState], WeakValueDictionary[str, Membership]] = WeakKeyDictionary()

@@ -82,7 +82,9 @@ def test_a_later_format_is_an_error(spark: SparkSession, tmp_path: Path) -> None
     document.pop("crc")
     path.write_bytes(encode({**document, "readFeatures": ["teleport"]}))
     message = line(lambda: load(spark, str(tmp_path / "log"), subscribe="t").count())
-    assert message.startswith("[SPARKLOG_BAD_REQUEST]: root _root.json needs the sparklog features teleport to be read")
+    assert message == (
+        "[SPARKLOG_BAD_REQUEST]: reading root _root.json requires the sparklog features teleport; upgrade sparklog"
+    )
     path.write_bytes(encode({**document, "format": 2}))
     message = line(lambda: load(spark, str(tmp_path / "log"), subscribe="t").count())
     assert "has format 2, but this release reads format 1; upgrade sparklog" in message

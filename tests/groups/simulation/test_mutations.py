@@ -13,7 +13,7 @@ from sparklog.groups.consumer_member import ConsumerGroupMember
 from sparklog.groups.group import Group
 from sparklog.groups.group_members import GroupMember, Partitions
 from sparklog.groups.group_state import GroupMetadata, GroupState
-from sparklog.groups.membership import MemberLeases
+from sparklog.groups.member_leases import MemberLeases
 from tests.groups.simulation.seeds import CONSUMERS, MEMBERS, MIXED
 from tests.support.simulation.sweeps import BrokenRule, Patch, broken_rules
 
