@@ -99,7 +99,6 @@ class ConsumerClient:
     """A client, with its member in the journal, the partitions in the latest response, and its timers."""
 
     id: str
-    instance: str | None
     matching: Callable[[str], Collection[str]]
     member: ConsumerGroupMember | None = None
     assignment: object = None
@@ -129,7 +128,7 @@ class ConsumerMembers:
         """Process a heartbeat, and return the client. Raises `CodeError`."""
         client = self.clients.get(request.member)
         if client is None:
-            client = ConsumerClient(request.member, request.instance, request.matching)
+            client = ConsumerClient(request.member, request.matching)
             self.clients[client.id] = client
         async with client.lock:
             try:
@@ -154,7 +153,7 @@ class ConsumerMembers:
                 await self.run(client.member.membership.refresh)
             except Fenced:
                 client.member = None
-        if client.member is None:
+        if client.member is None or _changes_instance(client.member.membership.member, request):
             client.member = await self.run(self._attached, request, owned)
         member = client.member
         latest = self.group.log.known()
@@ -175,14 +174,16 @@ class ConsumerMembers:
         """Add a client to the journal, or continue a member that sent its heartbeats to another server."""
         state = self.group.log.refresh()
         known = state.member(request.member)
-        if known is not None and known.consumer is not None:
+        if known is not None and known.consumer is not None and not _changes_instance(known, request):
             _check_instance(state, request)
             return ConsumerGroupMember.move(self.group, request.member, request.epoch, owned)
         if request.epoch != JOIN_EPOCH:
+            problem = f"member {request.member} is not a member of group '{self.group.id}'"
+            if not state.exists:
+                raise CodeError(Code.GROUP_ID_NOT_FOUND, problem)
             _check_instance(state, request)
-            code = Code.UNKNOWN_MEMBER_ID if state.exists else Code.GROUP_ID_NOT_FOUND
-            raise CodeError(code, f"member {request.member} is not a member of group '{self.group.id}'")
-        if len(state.members) >= MAX_MEMBERS:
+            raise CodeError(Code.UNKNOWN_MEMBER_ID, problem)
+        if known is None and len(state.members) >= MAX_MEMBERS:
             raise CodeError(Code.GROUP_MAX_SIZE_REACHED, f"the group has the maximum of {MAX_MEMBERS} members")
         topics, assignors, consumer = request.subscription(None)
         settings = request.client or "client", request.host, self.session_ms, assignors, topics
@@ -332,6 +333,11 @@ class ConsumerMembers:
     def close(self) -> None:
         for client in list(self.clients.values()):
             self._drop(client)
+
+
+def _changes_instance(member: GroupMember, request: GroupHeartbeat) -> bool:
+    """Return True if a member joins again with an instance id that it did not have."""
+    return request.epoch == JOIN_EPOCH and request.instance not in (None, member.instance_id)
 
 
 def _check_instance(state: GroupState, request: GroupHeartbeat) -> None:

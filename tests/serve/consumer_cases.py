@@ -307,6 +307,69 @@ def a_static_member_restarts_with_another_id(group: ConsumerGroup) -> Answer:
 
 
 @script
+def a_member_joins_with_the_instance_id_of_another_member(group: ConsumerGroup) -> Answer:
+    steps = [group.join("a", instanceId="i"), group.join("b"), group.heartbeat("a", range(3)), group.heartbeat("b")]
+    steps += [group.join("b", instanceId="i"), group.heartbeat("b", instanceId="i"), group.heartbeat("b")]
+    steps += [group.heartbeat("a", instanceId="i"), group.heartbeat("b", instanceId="j")]
+    return [*steps, group.join("c", instanceId="i"), group.heartbeat("c", epoch=1, instanceId="i"), group.described()]
+
+
+@script
+def a_static_member_joins_with_the_instance_id_of_another_static_member(group: ConsumerGroup) -> Answer:
+    steps = [group.join("a", instanceId="i"), group.join("b", instanceId="j"), group.heartbeat("a", range(3))]
+    steps += [group.heartbeat("b"), group.join("b", instanceId="i"), group.heartbeat("b", instanceId="i")]
+    steps += [group.heartbeat("b", epoch=LEAVES, instanceId="i"), group.heartbeat("b", epoch=RETURNS, instanceId="i")]
+    return [*steps, group.heartbeat("a", instanceId="i"), group.heartbeat("b", instanceId="j"), group.described()]
+
+
+@script
+def a_member_joins_with_the_instance_id_of_a_member_that_returns(group: ConsumerGroup) -> Answer:
+    steps = [group.join("a", instanceId="i"), group.join("b"), group.heartbeat("a", range(3)), group.heartbeat("b")]
+    steps += [group.heartbeat("a", epoch=RETURNS, instanceId="i"), group.heartbeat("b", instanceId="i")]
+    steps += [group.heartbeat("c", epoch=1, instanceId="i"), group.heartbeat("a", epoch=RETURNS, instanceId="i")]
+    return [*steps, group.heartbeat("a", epoch=LEAVES, instanceId="i"), group.heartbeat("a", instanceId="i")]
+
+
+@script
+def a_dynamic_member_becomes_static(group: ConsumerGroup) -> Answer:
+    steps = [group.join("a"), group.heartbeat("a", range(6)), group.heartbeat("a", instanceId="i")]
+    steps += [group.join("a", instanceId="i"), group.described(), group.heartbeat("a", range(6), instanceId="i")]
+    return [*steps, group.join("b", instanceId="i"), group.heartbeat("a", epoch=RETURNS, instanceId="i")]
+
+
+@script
+def a_dynamic_member_replaces_a_static_member_that_returns(group: ConsumerGroup) -> Answer:
+    steps = [group.join("a", instanceId="i"), group.join("b"), group.heartbeat("a", range(3)), group.heartbeat("b")]
+    steps += [group.heartbeat("b", range(3, 6)), group.heartbeat("a", epoch=RETURNS, instanceId="i")]
+    steps += [group.join("b", instanceId="i")[:2], group.heartbeat("a", instanceId="i"), group.heartbeat("a")]
+    return [*steps, group.until("b", lambda answer: answer[2] is None, range(6)), group.described()]
+
+
+@script
+def a_static_member_joins_without_its_instance_id(group: ConsumerGroup) -> Answer:
+    steps = [group.join("a", instanceId="i"), group.heartbeat("a", range(6)), group.join("a"), group.described()]
+    return [*steps, group.heartbeat("a", range(6), instanceId="i"), group.join("b", instanceId="i")]
+
+
+@script
+def a_static_member_that_returns_as_a_dynamic_member(group: ConsumerGroup) -> Answer:
+    steps = [group.join("a", instanceId="i"), group.heartbeat("a", range(6))]
+    steps += [group.heartbeat("a", epoch=RETURNS, instanceId="i"), group.heartbeat("a"), group.heartbeat("a", range(6))]
+    return [*steps, group.heartbeat("a", epoch=RETURNS), group.join("b", instanceId="i"), group.heartbeat("a")]
+
+
+@script
+def unknown_members_with_instance_ids(group: ConsumerGroup) -> Answer:
+    steps = [group.heartbeat("a", epoch=1, instanceId="i"), group.heartbeat("a", epoch=LEAVES, instanceId="i")]
+    steps += [group.join("a", instanceId="i"), group.heartbeat("b", epoch=1, instanceId="j")]
+    steps += [group.heartbeat("b", epoch=LEAVES, instanceId="j"), group.heartbeat("b", epoch=RETURNS, instanceId="j")]
+    steps += [group.heartbeat("b", epoch=LEAVES, instanceId="i"), group.heartbeat("b", epoch=RETURNS, instanceId="i")]
+    steps += [group.heartbeat("b", epoch=LEAVES), group.heartbeat("a", epoch=99, instanceId="i")]
+    steps += [group.heartbeat("a", epoch=RETURNS), group.join("b", instanceId="")]
+    return [*steps, group.heartbeat("a", range(6)), group.heartbeat("a", epoch=LEAVES), group.join("b", instanceId="i")]
+
+
+@script
 def commits(group: ConsumerGroup) -> Answer:
     steps = [group.commit("a", 1), group.commit("", -1), group.committed("a", 1), group.committed(None, -1)]
     steps += [group.join("a"), group.heartbeat("a", range(6))]
@@ -426,6 +489,16 @@ DIFFERENT_STEPS: dict[str, dict[int, Answer]] = {
     "consumers: a static member restarts with another id": {
         12: ["NONE", "higher", None],
         13: ["NONE", "higher", None],
+    },
+    # A new instance id is a new member in the journal, so its join starts a generation.
+    "consumers: a dynamic member becomes static": {3: ["NONE", "higher", {"t": [0, 1, 2, 3, 4, 5]}]},
+    # A broker does not assign the partitions of the member's previous id until the next rebalance.
+    "consumers: a dynamic member replaces a static member that returns": {
+        6: ["NONE", "higher"],
+        10: [
+            *("Stable", "uniform"),
+            [["b", "i", *_MEMBER, {"t": [0, 1, 2, 3, 4, 5]}, {"t": [0, 1, 2, 3, 4, 5]}, True]],
+        ],
     },
     # A static member that leaves temporarily releases the partitions that it must revoke.
     "consumers: a static member returns after a rebalance": {

@@ -189,6 +189,24 @@ def test_a_member_that_moved_to_another_server_is_fenced_on_the_first(tmp_path: 
         assert second.commit(8) == Code.NONE
 
 
+def test_a_member_that_moves_to_another_server_cannot_take_an_instance_id_in_use(tmp_path: Path) -> None:
+    topic_of(tmp_path)
+    options = ServeOptions(listen=Address("127.0.0.1", 0))
+    with serving(str(tmp_path), options) as one, serving(str(tmp_path), options) as two:
+        static, member, moved = Client(one, "a"), Client(one, "b"), Client(two, "b")
+        assert static.send(instanceId="i")["errorCode"] == 0
+        assert member.send()["errorCode"] == 0
+        assert moved.send(0, instanceId="i")["errorCode"] == Code.UNRELEASED_INSTANCE_ID
+        assert {item.id: item.instance_id for item in sparklog.Groups(tmp_path).group("g").description().members} == {
+            "a": "i",
+            "b": None,
+        }
+        assert moved.send(0, instanceId="j")["errorCode"] == 0
+        assert moved.send(instanceId="j")["errorCode"] == 0
+        for client in (static, member, moved):
+            client.wire.close()
+
+
 def test_a_topic_that_is_created_again_gets_its_new_id(serve: Callable[..., Address], tmp_path: Path) -> None:
     topic_of(tmp_path)
     client = Client(serve(tmp_path, writable=True))
