@@ -82,7 +82,7 @@ class Membership:
     metadata: GroupMetadata
     instance_id: str | None
     session_timeout_ms: int
-    written: ClockReading
+    written_at: ClockReading
     """The time of the latest entry that counts as a heartbeat of the member."""
     state: GroupState
     topic_ids: dict[str, str] = field(default_factory=dict)
@@ -91,7 +91,7 @@ class Membership:
     The ids are used to reject offset commits for recreated topics.
     """
     leases: MemberLeases = field(init=False)
-    alive: ClockReading = field(init=False)
+    checked_at: ClockReading = field(init=False)
     """The time at which the member last checked if a heartbeat is due.
 
     Heartbeats of other members do not cover a member that stops checking.
@@ -101,7 +101,7 @@ class Membership:
 
     def __post_init__(self) -> None:
         self.leases = MemberLeases(self.group)
-        self.alive = self.written
+        self.checked_at = self.written_at
         _MEMBERSHIPS.setdefault(self.group.log, WeakValueDictionary())[self.metadata.member_id] = self
 
     @property
@@ -201,13 +201,13 @@ class Membership:
         # Iterate over a copy of the references, because another thread may join concurrently.
         memberships = [reference() for reference in _MEMBERSHIPS[self.group.log].valuerefs()]
         alive = {
-            item.metadata.member_id: item
-            for item in memberships
-            if item is not None and (item is self or now.elapsed_ms(item.alive) < item.heartbeat_ms)
+            other.metadata.member_id: other
+            for other in memberships
+            if other is not None and (other is self or now.elapsed_ms(other.checked_at) < other.heartbeat_ms)
         }
         self._write(lambda base: steps.heartbeat(base, self.metadata, alive, expired))
         for membership in alive.values():
-            membership.written = self.written
+            membership.written_at = self.written_at
         if expired:
             # Abort the transactions of removed members, so that other members do not wait for them.
             self.group.resolve_pending()
@@ -215,12 +215,12 @@ class Membership:
     def heartbeat_if_due(self) -> None:
         """Write a heartbeat if one is due, or if the session of another member timed out."""
         now = self.group.root.env.now()
-        self.alive = now
+        self.checked_at = now
         latest = self.group.log.known()
         expired = self.leases.expired(self.state if latest is None else latest, own=self.metadata.member_id)
         if expired:
             reached("groups: a session seems to have timed out")
-        if expired or now.elapsed_ms(self.written) >= self.heartbeat_ms:
+        if expired or now.elapsed_ms(self.written_at) >= self.heartbeat_ms:
             self.heartbeat(expired)
 
     def leave(self, *, temporarily: bool = False) -> None:
@@ -237,7 +237,7 @@ class Membership:
 
     def _write(self, step: Step[GroupState]) -> GroupState:
         state = self.group.write(step)
-        self.written = self.group.root.env.now()
+        self.written_at = self.group.root.env.now()
         return state
 
 
