@@ -42,12 +42,20 @@ import pyarrow as pa
 
 from sparklog.common.lazy import install_command
 from sparklog.errors import BadRequest
-from sparklog.format.registered import PROTOBUF, RegisteredSchema, SchemaFormat, SchemaSource, call_library
+from sparklog.format.registered import (
+    PROTOBUF,
+    InvalidValueError,
+    RegisteredSchema,
+    SchemaFormat,
+    SchemaSource,
+    call_library,
+)
 
 FILE_NAME = "registered_schema.proto"
 COMPILE_TIMEOUT_S = 60
 FIRST_TYPE = (0,)
 MAX_INDEXES = 100
+NOT_A_MESSAGE = "the bytes are not a message of this type"
 MAX_VARINT_BYTES = 5
 
 WELL_KNOWN = "google.protobuf."
@@ -102,17 +110,25 @@ class ProtobufFormat(SchemaFormat):
         descriptor = target.type_named(self._message)
         parse = target.message_class(descriptor).FromString
 
-        def message(start: int, end: int, schema: ProtobufSchema) -> Any:
-            if self.source is not None:
-                found, start = self._type_at(data, start, end, schema)
-                if found.full_name != descriptor.full_name:
-                    raise ValueError(
-                        f"message of type {found.full_name}, expected {descriptor.full_name}: the column has the type"
-                        " that the subject specifies, or the first type of the schema"
-                    )
-            return call_library(lambda: parse(data[start:end]), "the bytes are not a message of this type")
+        is_first = descriptor.full_name == target.type_at(FIRST_TYPE).full_name
 
-        messages = [None if row is None else message(*row, schema) for row, schema in zip(rows, schemas, strict=True)]
+        def message(start: int, end: int, schema: ProtobufSchema) -> Any:
+            if self.source is None:
+                return parse(data[start:end])
+            if is_first and schema is target and start < end and data[start] == 0:
+                return parse(data[start + 1 : end])
+            found, start = self._type_at(data, start, end, schema)
+            if found.full_name != descriptor.full_name:
+                raise InvalidValueError(
+                    f"message of type {found.full_name}, expected {descriptor.full_name}: the column has the type"
+                    " that the subject specifies, or the first type of the schema"
+                )
+            return parse(data[start:end])
+
+        pairs = zip(rows, schemas, strict=True)
+        messages = call_library(
+            lambda: [None if row is None else message(*row, schema) for row, schema in pairs], NOT_A_MESSAGE
+        )
         column = call_library(lambda: _messages(messages, descriptor, (), target), "a field is out of range")
         return column if column.type == kind else column.cast(kind)
 
@@ -121,7 +137,7 @@ class ProtobufFormat(SchemaFormat):
         if self.source is not None:
             descriptor, start = self._type_at(body, 0, len(body), schema)
         parse = schema.message_class(descriptor).FromString
-        message = call_library(lambda: parse(body[start:]), "the bytes are not a message of this type")
+        message = call_library(lambda: parse(body[start:]), NOT_A_MESSAGE)
         text: str = schema.json_of(message)
         return text.encode()
 
@@ -177,7 +193,7 @@ class ProtobufSchema:
         for index in path:
             types = self._types_in(found)
             if not 0 <= index < len(types):
-                raise ValueError(f"the schema has no message type with the indexes {list(path)}")
+                raise InvalidValueError(f"the schema has no message type with the indexes {list(path)}")
             found = types[index]
         return found
 
@@ -223,7 +239,7 @@ def decode_path(data: bytes, start: int, end: int) -> tuple[list[int], int]:
     """Return the indexes of a message type in a framed message, and the position after them."""
     count, position = _varint(data, start, end)
     if not 0 <= count <= MAX_INDEXES:
-        raise ValueError(f"{count} indexes of the message type")
+        raise InvalidValueError(f"{count} indexes of the message type")
     path = []
     for _ in range(count):
         index, position = _varint(data, position, end)
@@ -248,7 +264,7 @@ def _varint(data: bytes, position: int, end: int) -> tuple[int, int]:
         number |= (byte & 0x7F) << (7 * count)
         if byte < 0x80:
             return (number >> 1) ^ -(number & 1), position + count + 1
-    raise ValueError("the indexes of the message type are truncated")
+    raise InvalidValueError("the indexes of the message type are truncated")
 
 
 def _encoded_varint(number: int) -> bytes:

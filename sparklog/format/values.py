@@ -351,13 +351,17 @@ def loads(text: str) -> Any:
     Raises `ValueError` if the JSON is invalid, contains NaN or an infinity, or is nested too deeply.
     """
     try:
-        return json.loads(text, parse_constant=_no_constant)
+        return _DECODER.decode(text)
     except RecursionError:
         raise ValueError("nested too deeply") from None
 
 
 def _no_constant(name: str) -> None:
     raise ValueError(f"{name} is not valid JSON")
+
+
+_DECODER = json.JSONDecoder(parse_constant=_no_constant)
+"""`json.loads` with this option would create a decoder for each value."""
 
 
 def dumps(value: Any) -> bytes:
