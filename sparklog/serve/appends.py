@@ -204,7 +204,7 @@ class Appends:
 
     async def _commit(self, topic: str, queue: TopicQueue, batches: Sequence[PendingBatch]) -> None:
         """Commit batches, and respond to all of them."""
-        responses = Responses()
+        responses: Responses = {}
         try:
             async with nullcontext() if queue.exists else self._unknown_topics:
                 if self._is_closed:

@@ -71,7 +71,7 @@ def commit_batches(log: TopicLog, batches: Sequence[ReceivedBatch], recent: Rece
     by_transaction: dict[ClientTransaction | None, list[ReceivedBatch]] = {}
     for batch in batches:
         by_transaction.setdefault(batch.transaction, []).append(batch)
-    responses = Responses()
+    responses: Responses = {}
     for transaction, group in by_transaction.items():
         if transaction is None:
             responses |= _commit_group(log, group, recent=recent)
@@ -143,11 +143,11 @@ class _Producers:
 
     def __init__(self, registry: Mapping[str, WriterEntry]) -> None:
         self._registry = registry
-        self._keys: dict[str, KafkaWriterKey] = {}
+        self._added: dict[str, KafkaWriterKey] = {}
 
     @property
-    def keys(self) -> tuple[KafkaWriterKey, ...]:
-        return tuple(self._keys.values())
+    def writers(self) -> tuple[KafkaWriterKey, ...]:
+        return tuple(self._added.values())
 
     def add(self, partition: int, batch: CheckedBatch) -> None:
         """Add a batch to the commit.
@@ -156,15 +156,16 @@ class _Producers:
         or committed, the error is a `_RepeatedBatchError`.
         """
         id_ = writer_id(batch.producer_id, partition)
-        key, entry = self._keys.get(id_), self._registry.get(id_)
+        added, entry = self._added.get(id_), self._registry.get(id_)
         follows = None if entry is None else entry.batch
         try:
-            number = next_number(follows if key is None else key.batch, batch)
+            number = next_number(follows if added is None else added.batch, batch)
         except CodeError as error:
             if error.code is Code.DUPLICATE_SEQUENCE_NUMBER:
-                raise _RepeatedBatchError(batch, entry if key is None else None) from None
+                raise _RepeatedBatchError(batch, entry if added is None else None) from None
             raise
-        self._keys[id_] = KafkaWriterKey(id_, number, follows, batch.count + (0 if key is None else key.count))
+        count = batch.count + (0 if added is None else added.count)
+        self._added[id_] = KafkaWriterKey(id_, number, follows, count)
 
 
 class _BatchGroup:
@@ -177,7 +178,7 @@ class _BatchGroup:
     def __init__(
         self, log: TopicLog, batches: Sequence[ReceivedBatch], txn: Txn | None, recent: RecentBatches | None
     ) -> None:
-        self.responses = Responses()
+        self.responses: Responses = {}
         self._log = log
         self._batches = batches
         self._txn = txn
@@ -200,9 +201,10 @@ class _BatchGroup:
         )
 
     def _commit_pending(self, is_optimistic: bool) -> None:
-        """Validate the pending batches, and commit the accepted batches. Raises `_OutdatedStateError`.
+        """Validate the pending batches, and commit the accepted batches.
 
-        If `is_optimistic` is true, the cached state is used without reading the latest state.
+        If `is_optimistic` is true, the batches are validated against the cached state, without reading the latest
+        state. Raises `_OutdatedStateError` if the batches must be validated again.
         """
         log = self._log
         target = log.append_target(refresh=not is_optimistic)
@@ -214,7 +216,7 @@ class _BatchGroup:
         file = write_batches(checked, target, log.env)
         try:
             outcome = log.commit_append(
-                [file], target, txn=self._txn, kafka_writers=producers.keys, is_optimistic=is_optimistic
+                [file], target, txn=self._txn, kafka_writers=producers.writers, is_optimistic=is_optimistic
             )
         except Conflict as error:
             if is_optimistic or isinstance(error, SequenceConflict):
@@ -225,10 +227,11 @@ class _BatchGroup:
             self._cache(self._recent, accepted, outcome, target)
 
     def _validate(self, target: AppendTarget, producers: _Producers, is_optimistic: bool) -> AcceptedBatches:
-        """Validate the pending batches in order against the cached state, and respond to rejected batches."""
+        """Validate the pending batches in order, add them to `producers`, and respond to rejected batches."""
         if target.configs != self._configs:
             self._configs, self._checked = target.configs, {}
-        accepted, now_ms = AcceptedBatches(), self._log.env.wall_ms()
+        accepted: AcceptedBatches = {}
+        now_ms = self._log.env.wall_ms()
         for received in self._batches:
             if received in self.responses:
                 continue

@@ -324,6 +324,30 @@ def test_a_batch_that_the_latest_state_accepts_is_accepted(tmp_path: Path) -> No
     assert values(topic, 1) == [b"new"]
 
 
+def test_records_are_checked_again_only_if_configs_have_changed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The cached state rejects the second batch, so both batches are validated against the latest state."""
+    topic, checked = topic_of(tmp_path, configs={"max.message.bytes": "150"}), list[int]()
+
+    def counted(records: memoryview, *given: Any) -> Any:
+        checked.append(len(records))
+        return checked_batch(records, *given)
+
+    async def produce() -> None:
+        small, large = batch_of([b"small"]), batch_of([b"x" * 500])
+        async with appending(tmp_path) as add:
+            monkeypatch.setattr(batch_commit, "checked_batch", counted)
+            assert await add(small, large) == [Code.NONE, Code.MESSAGE_TOO_LARGE]
+            assert checked == [len(small), len(large), len(large)]
+            checked.clear()
+            topic.alter(configs={"max.message.bytes": "1000"})
+            assert await add(small, large) == [Code.NONE, Code.NONE]
+            assert checked == [len(small), len(large)] * 2
+
+    asyncio.run(produce())
+
+
 def test_an_internal_error_gets_a_response(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     root = sparklog.open(tmp_path, create=True)
     topic = root.create_topic("t")

@@ -132,7 +132,7 @@ class VersionLease:
 
 @dataclass(frozen=True, slots=True)
 class Section:
-    """The size and CRC-32C of a section, which follows the document in a commit object.
+    """The size and CRC-32C of a section after the document of a commit object. `title` is its name in error messages.
 
     Only the encoder needs `data`, so decoded commits do not have it.
     """

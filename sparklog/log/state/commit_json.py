@@ -105,7 +105,7 @@ TXN_JSON = Document(
     Member("siblings", numbers_by_text()),
     Member("timeoutMs", whole(0), nullable=True),
 )
-RESOLVED_JSON = Document(
+TXN_DECISION_JSON = Document(
     TxnDecision,
     Member("id", TEXT),
     Member("n", whole(0)),
@@ -186,7 +186,7 @@ COMMIT_JSON = StoredDocument(
     Member("partitions", whole(1, MAX_PARTITIONS), optional=True),
     Member("earlierPartitions", wholes(1, MAX_PARTITIONS), "previous_partition_counts", optional=True),
     Member("txn", object_of(TXN_JSON), optional=True),
-    Member("resolved", objects_of(RESOLVED_JSON), optional=True),
+    Member("resolved", objects_of(TXN_DECISION_JSON), optional=True),
     Member("kafkaOpen", objects_of(KAFKA_OPEN_JSON), optional=True),
     Member("kafkaEnded", objects_of(KAFKA_ENDED_JSON), optional=True),
     Member("kafkaSource", object_of(KAFKA_SOURCE_JSON), optional=True),

@@ -56,9 +56,10 @@ def decode_commit(data: bytes, key: str, version: int, *, check_sections: bool =
     sections = commit.sections
     if check_sections or not sections:
         _check_sections(sections, memoryview(data)[commit.nbytes :], key)
-    commit.crc = crc32c.crc32c(document)
+    crc = crc32c.crc32c(document)
     for section in sections:
-        commit.crc = appended_crc(commit.crc, section.nbytes, section.crc)
+        crc = appended_crc(crc, section.nbytes, section.crc)
+    commit.crc = crc
     if commit.inline is not None:
         _locate_inline_file(commit)
     return commit

@@ -30,6 +30,8 @@ def append_rows(
     log: TopicLog, data: ArrowData, options: WriteOptions | None, writer: WriterKey | None
 ) -> AppendOutcome:
     """Write rows and publish them, optimistically if possible."""
+    if writer is not None:
+        writer.check()
     rows = _Rows(log, data, options, writer)
     target = rows.optimistic_target()
     if target is not None:

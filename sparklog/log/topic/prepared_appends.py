@@ -115,8 +115,8 @@ def _slices(file: FileSlices) -> Iterator[Slice]:
 
 def _outcome(commit: Commit, slices: Iterable[Slice], append: PreparedAppend) -> AppendOutcome:
     """Return the outcome of an append, given its slices in the commit."""
-    base = dict[int, int]()
-    end = dict[int, int]()
+    base: dict[int, int] = {}
+    end: dict[int, int] = {}
     for partition, first, offsets in slices:
         base.setdefault(partition, first)
         end[partition] = first + offsets

@@ -74,7 +74,7 @@ class AppendWriter:
         `ANY_PARTITION`.
         """
         self.has_lost_rows = False
-        """True if an error occurred after the writer has accepted rows."""
+        """True if an error may have lost rows that the writer has accepted."""
         self._unusable: str | None = None
         """The reason why the writer can no longer be used, with advice, or None if it can be used."""
 

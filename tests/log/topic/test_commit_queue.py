@@ -225,6 +225,15 @@ def test_appends_with_their_own_fields_need_their_own_commit(counted_root: Count
     assert topic.count().records == 3 * 7
 
 
+@pytest.mark.parametrize("writer", [WriterKey("", 1), WriterKey("w", "1")])  # type: ignore[arg-type]
+def test_an_invalid_writer_is_rejected_before_files_are_written(counted_root: CountedRoot, writer: WriterKey) -> None:
+    topic = counted_root.topic(1, configs=IN_FILES)
+    counted_root.store.reset()
+    with pytest.raises(BadRequest, match="writer"):
+        topic.append(SMALL, writer=writer)
+    assert not counted_root.store.by_kind["writer", "append"]
+
+
 def test_producers_share_commits_with_each_other_and_with_appends(counted_root: CountedRoot) -> None:
     topic = counted_root.topic(1)
     topic.append(SMALL)
