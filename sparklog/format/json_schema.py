@@ -121,7 +121,7 @@ class JsonSchema:
             jsonschema, referencing = import_module("jsonschema"), import_module("referencing")
             specification = import_module("referencing.jsonschema").specification_with(DRAFT)
         except ImportError:
-            raise BadRequest(f"the format json-schema needs jsonschema: {install_command('json-schema')}") from None
+            raise BadRequest(f"the format json-schema requires jsonschema: {install_command('json-schema')}") from None
         resources = [
             (name, referencing.Resource.from_contents(document, default_specification=specification))
             for name, document in self.references.items()

@@ -268,8 +268,8 @@ class TableCopy:
     def _warn_of_gaps(self, watermark: Watermark, start: Watermark) -> None:
         if watermark.topic_id != start.topic_id:
             self._warn(
-                f"topic '{self._topic}' was deleted and created again since it was copied to table "
-                f"{self._target.name}: adding the records of the new topic"
+                f"topic '{self._topic}' was deleted and recreated since it was copied to table {self._target.name}: "
+                "adding the records of the new topic"
             )
             return
         for partition, offset in watermark.next_offsets.items():

@@ -119,7 +119,7 @@ def test_values_are_validated_before_they_are_written(schema: Any, text: str, sa
 
 def test_writing_without_jsonschema_is_one_clear_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "jsonschema", None)
-    with pytest.raises(BadRequest, match="the format json-schema needs jsonschema: "):
+    with pytest.raises(BadRequest, match="the format json-schema requires jsonschema: "):
         open_format("json-schema", ORDER).parse(pa.array(["{}"]))
 
 
