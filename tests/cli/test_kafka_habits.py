@@ -107,7 +107,7 @@ def test_a_replication_factor_is_accepted(sparklog: Sparklog, root: Path) -> Non
 
 
 NO_BROKER = "there is no broker; specify a root or a Kafka log directory with --root PATH"
-ONCE = "omit one"
+ONCE = "omit one of them"
 
 
 @pytest.mark.parametrize(
@@ -118,8 +118,8 @@ ONCE = "omit one"
         ("topics delete a --topic b", f"expected TOPIC once, found 'a' and --topic 'b': {ONCE}"),
         ("produce a --topic b", f"expected TOPIC once, found 'a' and --topic 'b': {ONCE}"),
         ("get a --topic b --key k", f"expected TOPIC once, found 'a' and --topic 'b': {ONCE}"),
-        ("consume a --topic b", f"expected topics once, found 'a' and --topic 'b': {ONCE}"),
-        ("offsets a b --topic b", f"expected topics once, found 'a b' and --topic 'b': {ONCE}"),
+        ("consume a --topic b", f"specify the topics only once, found 'a' and --topic 'b': {ONCE}"),
+        ("offsets a b --topic b", f"specify the topics only once, found 'a b' and --topic 'b': {ONCE}"),
         ("delete-records a --topic b", f"expected TOPIC once, found 'a' and --topic 'b': {ONCE}"),
         ("restore /b --from /c --to /d", f"expected PATH once, found '/b' and --from '/c': {ONCE}"),
         ("restore --to /d", "expected PATH as an argument or --from, found none"),
