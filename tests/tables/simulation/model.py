@@ -1,0 +1,348 @@
+"""Copies of a topic to a table while responses are lost, commits arrive late, processes are killed and other programs
+change the table and the topic.
+
+The topic has producers, transactions that commit or abort, retention and compaction. Two runs of the copy work at the
+same time. At the end, one more run copies the remaining records. The rows must then be those of a replay of the topic.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+import sparklog
+from sparklog.errors import Conflict, NotFound, Unavailable
+from sparklog.log.topic.root import Root, RootView, open_root
+from sparklog.tables.copy import TableCopy, TableCopyOptions
+from sparklog.tables.rows import RowOptions
+from sparklog.tables.target import NewFile, NewOutput, RowChanges, TableLayout, TableState
+from sparklog.tables.watermark import Watermark
+from sparklog.testing.faulty_store import Crash, Decide
+from sparklog.transactions.producer import transactional
+from tests.support.simulation.faults import CRASHES, ERRORS
+from tests.support.simulation.runs import Body, SimulatedRun, restarted
+from tests.support.simulation.scheduler import Actor, expect
+from tests.tables.memory_table import MemoryCatalog, MemoryTable, Version
+
+TOPIC, PARTITIONS, KEYS = "t", 2, 6
+ROWS = RowOptions("json", schema="n INT, k INT", headers=False)
+UPSERT = RowOptions("json", schema="n INT, k INT", headers=False, upsert=True, key_columns=("k",))
+COMPACTED = {"cleanup.policy": "compact", "min.cleanable.dirty.ratio": 0.0, "segment.bytes": 200, "segment.ms": 1000}
+
+
+class CheckedCatalog(MemoryCatalog):
+    """A catalog that checks that the files of a version exist."""
+
+    def rows(self, version: Version | None = None) -> pa.Table:
+        version = version or self.current
+        assert version is not None
+        missing = [path for path in version.paths if not self.files.get(path)]
+        expect(not missing, f"version {version.number} contains files that were deleted: {missing}")
+        return super().rows(version)
+
+
+@dataclass
+class FaultyCatalog:
+    """A catalog whose requests fail as the seed decides. `late` contains commits that are still in flight."""
+
+    run: CopyRun
+    rate: float
+    kinds: Sequence[str]
+    catalog: CheckedCatalog = field(default_factory=CheckedCatalog)
+    late: list[Callable[[], object]] = field(default_factory=list)
+
+    def land(self, chance: float) -> None:
+        """Let commits that are in flight take effect."""
+        for commit in list(self.late):
+            if self.run.source.random() < chance:
+                self.late.remove(commit)
+                try:
+                    commit()
+                    self.run.count("late commits")
+                except Conflict:
+                    self.run.count("late conflicts")
+
+    def request(self, actor: Actor, what: str, call: Callable[[], Any], *, is_commit: bool = False) -> Any:
+        """Make a request of an actor."""
+        actor.yield_()
+        self.land(0.1)
+        kind = actor.random.choice(self.kinds) if actor.random.random() < self.rate else ""
+        if kind:
+            actor.note(f"{what}: {kind}")
+        if kind == "crash before":
+            raise Crash(what)
+        if kind == "error before":
+            raise Unavailable(f"{what} failed")
+        if kind == "late" and is_commit:
+            self.late.append(call)
+            self.lose_response(actor, what)
+        try:
+            result = call()
+        except Conflict as error:
+            self.run.count("conflicts")
+            actor.note(f"{what}: {error}")
+            raise
+        actor.note(what)
+        if is_commit:
+            self.run.count("commits")
+        if kind == "crash after":
+            raise Crash(what)
+        if kind == "error after" and is_commit:
+            self.lose_response(actor, what)
+        return result
+
+    def lose_response(self, actor: Actor, what: str) -> None:
+        """Let the client wait for a response until its timeout."""
+        self.run.count("lost responses")
+        actor.sleep(actor.random.uniform(0.0, 10.0))
+        raise Unavailable(f"the response of {what} was lost", is_unknown=True)
+
+
+class FaultyTable(MemoryTable):
+    """The table as one process sees it."""
+
+    def __init__(self, faulty: FaultyCatalog, actor: Actor, name: str) -> None:
+        super().__init__(faulty.catalog, name)
+        self.faulty = faulty
+        self.actor = actor
+
+    def load(self) -> TableState | None:
+        return self.faulty.request(self.actor, "load", super().load)
+
+    def create(self, layout: TableLayout, watermark: Watermark) -> TableState:
+        call = super().create
+        return self.faulty.request(self.actor, "create", lambda: call(layout, watermark), is_commit=True)
+
+    def add_columns(self, state: TableState, columns: Sequence[pa.Field]) -> TableState:
+        call = super().add_columns
+        return self.faulty.request(self.actor, "add columns", lambda: call(state, columns))
+
+    def open_output(self, state: TableState, name: str) -> NewOutput:
+        call = super().open_output
+        return self.faulty.request(self.actor, "open", lambda: call(state, name))
+
+    def append(self, state: TableState, files: Sequence[NewFile], watermark: Watermark) -> None:
+        call = super().append
+        self.faulty.request(self.actor, f"append to {self.name}", lambda: call(state, files, watermark), is_commit=True)
+
+    def upsert(self, state: TableState, changes: RowChanges, watermark: Watermark) -> None:
+        call = super().upsert
+        self.faulty.request(self.actor, "upsert", lambda: call(state, changes, watermark), is_commit=True)
+
+    def delete_files(self, paths: Sequence[str]) -> None:
+        call = super().delete_files
+        self.faulty.request(self.actor, "delete", lambda: call(paths))
+
+
+@dataclass
+class CopyRun(SimulatedRun):
+    """One simulated run with the profile `append` or `upsert`."""
+
+    numbers: Counter[str] = field(default_factory=Counter)
+    committed: list[int] = field(default_factory=list)
+    """The numbers of all committed records."""
+    bad: list[int] = field(default_factory=list)
+    """The numbers of those that are not valid rows."""
+    table: FaultyCatalog = field(init=False)
+    quarantine: FaultyCatalog = field(init=False)
+
+    PROFILES = ("append", "upsert")
+    STREAM = "table copies"
+
+    def draw(self) -> None:
+        is_upsert = self.draw_profile() == "upsert"
+        source = self.source
+        rate = source.choice([0.0, 0.05, 0.15])
+        kinds = source.choice(
+            [
+                ("error after", "late"),
+                ("error before", "error after", "late"),
+                ("crash before", "crash after", "error before", "error after", "late"),
+            ]
+        )
+        self.table, self.quarantine = FaultyCatalog(self, rate, kinds), FaultyCatalog(self, rate, kinds)
+        setup = self.world.spawn("setup", lambda actor: None)
+        root = open_root(self.world.store, create=True, env=setup.env)
+        root.create_topic(TOPIC, partitions=PARTITIONS, configs=COMPACTED if is_upsert else {})
+        kinds_of_store = source.choice([(), ERRORS, ERRORS + CRASHES])
+        for number in range(2):
+            self.spawn(f"producer-{number}", producer(self, 12))
+            decide = self.seeded_faults(f"copy-{number}", [0.01, 0.03], kinds_of_store)
+            self.spawn(f"copy-{number}", copier(self, decide, 12))
+        self.spawn("other", other_program(self, 8))
+        self.spawn("topic", compactor(self, 3) if is_upsert else retention(self, 4))
+
+    def options(self, source: Any) -> TableCopyOptions:
+        if self.profile == "upsert":
+            return TableCopyOptions(UPSERT, max_offsets=source.choice([4, 1000]))
+        return TableCopyOptions(ROWS, bad_records="quarantine", max_offsets=source.choice([4, 1000]))
+
+    def table_copy(self, root: Root, actor: Actor) -> TableCopy:
+        table = FaultyTable(self.table, actor, "t")
+        quarantine = FaultyTable(self.quarantine, actor, "q") if self.profile == "append" else None
+        return TableCopy(RootView(root), TOPIC, table, self.options(actor.random), quarantine, actor.note)
+
+    def check_result(self) -> None:
+        self.land_late_requests()
+        for faulty in (self.table, self.quarantine):
+            faulty.land(1.0)
+        root = self.outsider("end")
+        table, quarantine = (MemoryTable(faulty.catalog) for faulty in (self.table, self.quarantine))
+        options = self.options(self.source)
+        TableCopy(
+            RootView(root), TOPIC, table, options, quarantine if self.profile == "append" else None
+        ).copy_existing()
+        rows = self.table.catalog.rows().to_pylist()
+        if self.profile == "upsert":
+            latest = {
+                int(row["key"]): json.loads(row["value"])["n"]
+                for row in pa.table(root.topic(TOPIC).table(columns=["key", "value"])).to_pylist()
+            }
+            found = Counter((row["k"], row["n"]) for row in rows)
+            expect(found == Counter(latest.items()), f"expected the rows {latest}, found {found}")
+            return
+        good = Counter(set(self.committed) - set(self.bad))
+        found = Counter(row["n"] for row in rows)
+        expect(found == good, f"missing rows: {good - found}, additional rows: {found - good}")
+        positions = Counter((row["_partition"], row["_offset"]) for row in rows)
+        expect(not positions or max(positions.values()) == 1, f"positions are repeated: {positions}")
+        bad_rows = self.quarantine.catalog.rows().to_pylist() if self.quarantine.catalog.versions else []
+        quarantined = Counter(int(row["value"].rpartition(b" ")[2]) for row in bad_rows)
+        bad = Counter(self.bad)
+        expect(quarantined == bad, f"missing bad records: {bad - quarantined}, additional: {quarantined - bad}")
+
+
+def producer(run: CopyRun, rounds: int) -> Body:
+    """Append batches, some of them in transactions that commit or abort."""
+
+    def body(actor: Actor) -> None:
+        root = run.root(actor)
+        for round_ in range(rounds):
+            actor.sleep(actor.random.uniform(0.0, 2.0))
+            numbers, records = batch(run, actor)
+            if actor.random.random() < 0.6:
+                root.topic(TOPIC).append(records)
+            else:
+                transaction = transactional(root, f"{actor.name}-{round_}").begin()
+                transaction.append(TOPIC, records)
+                actor.sleep(actor.random.random())
+                if actor.random.random() < 0.4:
+                    transaction.abort()
+                    continue
+                transaction.commit()
+            run.committed += numbers
+            run.bad += [number for number in numbers if number % 7 == 0 and run.profile == "append"]
+
+    return body
+
+
+def batch(run: CopyRun, actor: Actor) -> tuple[list[int], pa.Table]:
+    """Return some records with consecutive numbers. In an upsert run, some are tombstones; otherwise, some are bad."""
+    first, count = run.numbers["records"], actor.random.randint(1, 4)
+    run.numbers["records"] += count
+    numbers = list(range(first, first + count))
+    keys = [actor.random.randrange(KEYS) for _ in numbers]
+    values: list[bytes | None] = []
+    for number, key in zip(numbers, keys, strict=True):
+        if run.profile == "upsert":
+            values.append(None if actor.random.random() < 0.2 else json.dumps({"n": number, "k": key}).encode())
+        else:
+            values.append(b"bad %d" % number if number % 7 == 0 else json.dumps({"n": number, "k": key}).encode())
+    return numbers, pa.table(
+        {
+            "key": pa.array([b"%d" % key for key in keys], pa.binary()),
+            "value": pa.array(values, pa.binary()),
+            "partition": pa.array([key % PARTITIONS for key in keys], pa.int32()),
+        }
+    )
+
+
+def copier(run: CopyRun, decide: Decide, rounds: int) -> Body:
+    """Run the copy again and again."""
+
+    def body(actor: Actor) -> None:
+        remaining = iter(range(rounds))
+
+        def life() -> None:
+            for _ in remaining:
+                actor.sleep(actor.random.uniform(0.0, 3.0))
+                try:
+                    report = run.table_copy(run.root(actor, decide), actor).copy_existing()
+                    run.count("copied records", report.records)
+                except (Unavailable, Conflict, NotFound) as error:
+                    actor.note(f"copy: {error.code} {error}")
+                    run.count(f"copy {type(error).__name__}")
+
+        restarted(run, actor, life)
+
+    return body
+
+
+def other_program(run: CopyRun, rounds: int) -> Body:
+    """Compact the files of the table, change its metadata, and expire its versions."""
+
+    def body(actor: Actor) -> None:
+        catalog = run.table.catalog
+        for number in range(rounds):
+            actor.sleep(actor.random.uniform(0.0, 4.0))
+            current = catalog.current
+            if current is None:
+                continue
+            action = actor.random.choice(["compact", "metadata", "expire"])
+            if action == "compact":
+                path = f"compacted-{number}.parquet"
+                write(catalog, path, catalog.rows(current))
+                actor.yield_()
+                try:
+                    catalog.commit(current, paths=(path,))
+                    run.count("compacted")
+                except Conflict:
+                    del catalog.files[path]
+            elif action == "metadata":
+                catalog.change()
+            else:
+                expired = {path for version in catalog.versions[:-1] for path in version.paths}
+                del catalog.versions[:-1]
+                for path in expired - set(catalog.versions[-1].paths):
+                    catalog.files.pop(path, None)
+            actor.note(f"another program: {action}")
+
+    return body
+
+
+def write(catalog: CheckedCatalog, path: str, rows: pa.Table) -> None:
+    output = pa.BufferOutputStream()
+    pq.write_table(rows, output)
+    catalog.files[path] = output.getvalue().to_pybytes()
+
+
+def retention(run: CopyRun, rounds: int) -> Body:
+    """Delete records from the topic that the table contains."""
+
+    def body(actor: Actor) -> None:
+        for _ in range(rounds):
+            actor.sleep(actor.random.uniform(0.0, 6.0))
+            current = run.table.catalog.current
+            if current is not None and current.watermark is not None:
+                run.root(actor).topic(TOPIC).delete_records(dict(current.watermark.next_offsets))
+                run.count("deleted records")
+
+    return body
+
+
+def compactor(run: CopyRun, rounds: int) -> Body:
+    """Compact the topic."""
+
+    def body(actor: Actor) -> None:
+        for _ in range(rounds):
+            actor.sleep(actor.random.uniform(0.0, 6.0))
+            reports = sparklog.compact(run.root(actor), topics=[TOPIC], roll=True)
+            run.count("compacted topic", len(reports))
+
+    return body

@@ -1,0 +1,33 @@
+"""Simulated copies of a topic to a table (see `tests.tables.simulation.model`)."""
+
+from __future__ import annotations
+
+from tests.support import seeds as numbers
+from tests.support.simulation.sweeps import Simulation, Sweep, sweeps
+from tests.tables.simulation.model import CopyRun
+
+COPIES = Simulation(CopyRun, "tests/tables/simulation/test_simulation.py")
+
+
+@sweeps(
+    Sweep(
+        "copies",
+        numbers.TABLE_COPIES,
+        per_seed=dict.fromkeys(("commits", "copied records"), 1),
+        at_least=dict.fromkeys(
+            ("conflicts", "lost responses", "late commits", "late conflicts", "compacted", "crashes"), 1
+        ),
+    )
+)
+def test_each_record_is_copied_once(sweep: Sweep, seeds: range) -> None:
+    assert COPIES.sweep(sweep, seeds)
+
+
+def test_a_seed_is_one_run() -> None:
+    first, second = (COPIES.run(5) for _ in range(2))
+    assert first.world.trace == second.world.trace
+    assert first.table.catalog.rows() == second.table.catalog.rows()
+
+
+def test_one_seed() -> None:
+    assert COPIES.run_one() > 0
