@@ -168,7 +168,7 @@ def batch_ranges(
     is invalid.
     """
     committed = group_offsets(view, read)
-    topics = subscriber.take()
+    topics = subscriber.take_snapshot()
     present = list(topics)
 
     def refresh() -> list[str]:

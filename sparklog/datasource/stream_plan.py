@@ -183,7 +183,7 @@ class StreamPlanner:
         """Raise NotFound for a topic that is given by the user and has never existed. Only the first call checks the
         topics.
         """
-        if not self._has_checked_names and not self._subscriber.open_ended:
+        if not self._has_checked_names and not self._subscriber.is_open_ended:
             known = {*self._topics.existing, *checkpoint.positions}
             self._subscriber.require([topic for topic in self._topics.names if topic not in known])
         self._has_checked_names = True

@@ -50,7 +50,7 @@ class StreamTopics:
 
     def take_first_snapshot(self) -> None:
         """Take the first snapshot of a new query."""
-        self.names = self._subscriber.take()
+        self.names = self._subscriber.take_snapshot()
         self._listed_at = self._clock.now()
         self._replace_snapshot(self.names)
 
@@ -60,7 +60,7 @@ class StreamTopics:
         """
         now = self._clock.now()
         max_age = self._options.metadata_max_age_ms / 1000
-        if self._listed_at is None or (self._subscriber.open_ended and now - self._listed_at >= max_age):
+        if self._listed_at is None or (self._subscriber.is_open_ended and now - self._listed_at >= max_age):
             self.names = self._subscriber.topics()
             self._listed_at = now
         self.names = sorted({*checkpoint_topics, *self.names})

@@ -22,6 +22,8 @@ class Subscriber:
         self._view = view
         self._location = location
         self._subscription = subscription
+        self._assigned = None if subscription is None else subscription.partitions
+        """The partitions of the option `assign` by topic, or None if all partitions of the topics are read."""
         if location.kind == TOPIC and subscription is not None:
             name = location.topic or ""
             matches = subscription.topics == (name,)
@@ -34,7 +36,7 @@ class Subscriber:
                 )
 
     @property
-    def open_ended(self) -> bool:
+    def is_open_ended(self) -> bool:
         """True if the user does not specify topics. In this case, the existing topics are read, which may change."""
         if self._subscription is not None:
             return self._subscription.pattern is not None and self._location.kind != TOPIC
@@ -42,14 +44,14 @@ class Subscriber:
 
     def split(self, positions: Positions) -> tuple[Positions, Positions]:
         """Return the positions of partitions that are read, even if they do not exist, and the other positions."""
-        assigned = self._subscription.partitions if self._subscription is not None else None
         read: dict[str, dict[int, int]] = {}
         unread: dict[str, dict[int, int]] = {}
         for topic, offsets in positions.items():
             is_topic_read = self._includes(topic)
             for partition, offset in offsets.items():
-                is_read = is_topic_read and (assigned is None or partition in assigned.get(topic, ()))
-                (read if is_read else unread).setdefault(topic, {})[partition] = offset
+                is_read = is_topic_read and (self._assigned is None or partition in self._assigned.get(topic, ()))
+                part = read if is_read else unread
+                part.setdefault(topic, {})[partition] = offset
         return read, unread
 
     def _includes(self, topic: str) -> bool:
@@ -81,7 +83,7 @@ class Subscriber:
         if subscription is not None and subscription.pattern is None:
             return sorted(subscription.topics)
         names = self._view.topics(self._filter())
-        if self.open_ended:
+        if self.is_open_ended:
             return self._matching(names)
         raise BadRequest(
             f"The path {self._location.path} is a root with {_listed(names)}: select topics with 'subscribe', "
@@ -94,11 +96,11 @@ class Subscriber:
         # As in Kafka consumers, internal topics of Kafka are read only if the user specifies them.
         return lambda topic: not is_internal(topic) and self._includes(topic)
 
-    def take(self) -> list[str]:
+    def take_snapshot(self) -> list[str]:
         """Take a snapshot of the topics to read, and return their names. Raises NotFound as described in `existing`."""
-        return (
-            self._matching(self._view.refresh_all(self._filter())) if self.open_ended else self.existing(self.topics())
-        )
+        if self.is_open_ended:
+            return self._matching(self._view.refresh_all(self._filter()))
+        return self.existing(self.topics())
 
     def _matching(self, names: list[str]) -> list[str]:
         """Return these topics. Warn if a pattern matches no topic."""
@@ -116,7 +118,7 @@ class Subscriber:
         Raises NotFound if a topic that the user specified does not exist.
         """
         present = self.refresh(topics)
-        if not self.open_ended:
+        if not self.is_open_ended:
             self.require([topic for topic in topics if topic not in present])
         return present
 
@@ -134,11 +136,10 @@ class Subscriber:
         missing.
         """
         bounds = self._view.bounds(topic)
-        assigned_partitions = self._subscription.partitions if self._subscription is not None else None
-        if assigned_partitions is None:
+        if self._assigned is None:
             return bounds
         # A checkpoint may contain a topic that the option no longer contains.
-        assigned = assigned_partitions.get(topic, ())
+        assigned = self._assigned.get(topic, ())
         for partition in assigned:
             if partition not in bounds:
                 raise NotFound(

@@ -64,7 +64,7 @@ def table_partitions(view: LogView, subscriber: Subscriber, read: ReadOptions) -
     from sparklog.datasource.starting_offsets import check_listed
     from sparklog.log.read.table_plan import plan_table
 
-    topics = subscriber.take()
+    topics = subscriber.take_snapshot()
     partitions = {topic: subscriber.partitions(topic) for topic in topics}
     if read.as_of is not None:
         check_listed(partitions, read.as_of)
