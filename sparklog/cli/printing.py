@@ -13,6 +13,12 @@ from click import BadParameter
 from sparklog.common.parsing import INT32_MAX, is_digits
 from sparklog.console.options import integer_option, unescaped
 from sparklog.console.parameters import Option
+from sparklog.console.schema_registry import (
+    RegistryCacheOption,
+    RegistryConfigOption,
+    RegistryOption,
+    open_registry,
+)
 from sparklog.console.terminal import read_text
 from sparklog.output import write
 
@@ -49,32 +55,9 @@ class Formats:
     )
     key_schema: Annotated[list[str] | None, Option(metavar="[ID=]FILE", help=SCHEMA_HELP.format("keys"))] = None
     value_schema: Annotated[list[str] | None, Option(metavar="[ID=]FILE", help=SCHEMA_HELP.format("values"))] = None
-    schema_registry: Annotated[
-        str | None,
-        Option(
-            metavar="URL",
-            needs="--key-format --value-format",
-            help="URL of the schema registry that contains the schemas.",
-        ),
-    ] = None
-    registry_config: Annotated[
-        Path | None,
-        Option(
-            metavar="FILE",
-            exists=True,
-            dir_okay=False,
-            needs="--schema-registry",
-            help="Properties file with the credentials for the schema registry, such as basic.auth.user.info.",
-        ),
-    ] = None
-    registry_cache: Annotated[
-        Path | None,
-        Option(
-            metavar="DIR",
-            needs="--key-format --value-format",
-            help="Directory for copies of schemas. If --schema-registry is not given, only this directory is read.",
-        ),
-    ] = None
+    schema_registry: RegistryOption = None
+    registry_config: RegistryConfigOption = None
+    registry_cache: RegistryCacheOption = None
 
     def values(self) -> "RecordValues":
         """Return the formats for printing records."""
@@ -115,16 +98,11 @@ class Formats:
 
     def registry(self) -> "SchemaRegistry | None":
         """Return the schema registry of the options."""
-        if self.schema_registry is None and self.registry_cache is None:
-            return None
-        if not {self.key_format, self.value_format} & set(SCHEMA_FORMATS):
-            names = " or ".join(SCHEMA_FORMATS)
-            raise BadParameter(f"a schema registry requires --key-format or --value-format {names}")
-        from sparklog.cli.registry_config import registry_options
-        from sparklog.schemas.registry import SchemaRegistry
-
-        options: dict[str, Any] = {} if self.registry_config is None else registry_options(self.registry_config)
-        return SchemaRegistry(self.schema_registry, cache_dir=self.registry_cache, **options)
+        registry = open_registry(self.schema_registry, self.registry_config, self.registry_cache)
+        if registry is not None and not {self.key_format, self.value_format} & set(SCHEMA_FORMATS):
+            names = ", ".join(SCHEMA_FORMATS)
+            raise BadParameter(f"a schema registry requires --key-format or --value-format with one of {names}")
+        return registry
 
     def _chosen(self, part: str) -> tuple[str | None, list[str] | None]:
         return (self.key_format, self.key_schema) if part == "key" else (self.value_format, self.value_schema)

@@ -134,7 +134,10 @@ def test_a_value_with_an_unknown_schema_is_one_line(sparklog: Sparklog, root: Pa
 @pytest.mark.parametrize(
     ("words", "says"),
     [
-        ("consume t --schema-registry http://h", "--schema-registry requires --key-format or --value-format"),
+        (
+            "consume t --schema-registry http://h",
+            "a schema registry requires --key-format or --value-format with one of avro, json-schema, protobuf",
+        ),
         ("consume t --value-format json --schema-registry http://h", "a schema registry requires --key-format or"),
         ("consume t --value-format avro --schema-registry h", "expected the URL of a schema registry such as"),
         (
