@@ -241,7 +241,10 @@ class TableCopy:
     def _next_interval(
         self, state: TableState, source: TopicSnapshot, ends: Mapping[int, int] | None
     ) -> OffsetInterval | None:
-        """Return the next interval, or None if no records remain."""
+        """Return the next interval, or None if no records remain.
+
+        If the watermark of the table has another topic id, the interval is empty: see `TargetTable.append`.
+        """
         watermark = state.watermark or self._starting_watermark(source, self._options.mode)
         start = check_watermark(
             self._target.name,
@@ -253,6 +256,9 @@ class TableCopy:
         )
         self._warn_of_gaps(watermark, start)
         self.report.next_offsets = start.next_offsets
+        commit_id = self._env.new_id()
+        if state.watermark is None or state.watermark.source != start.source:
+            return OffsetInterval((), start, start.advanced({}, commit_id))
         ranges = []
         for partition, offset in start.next_offsets.items():
             end = source.bounds[partition].last_stable
@@ -262,7 +268,6 @@ class TableCopy:
         if not ranges:
             return None
         ranges = self._limited(ranges)
-        commit_id = self._env.new_id()
         return OffsetInterval(ranges, start, start.advanced({part.partition: part.end for part in ranges}, commit_id))
 
     def _warn_of_gaps(self, watermark: Watermark, start: Watermark) -> None:

@@ -142,7 +142,11 @@ class TargetTable(Protocol):
         """Create a file with this name for new rows. Rows in it are not part of the table before a commit."""
 
     def append(self, state: TableState, files: Sequence[NewFile], watermark: Watermark) -> None:
-        """Commit the rows of files and the watermark, based on exactly `state`. `files` may be empty."""
+        """Commit the rows of files and the watermark, based on exactly `state`. `files` may be empty.
+
+        If the source of the watermark differs from that of `state`, neither `append` nor `upsert` contains rows. Some
+        formats cannot store a new source and rows in the same commit.
+        """
 
     def upsert(self, state: TableState, changes: RowChanges, watermark: Watermark) -> None:
         """Commit the changes and the watermark, based on exactly `state`. `changes` may be empty.

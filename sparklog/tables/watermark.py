@@ -44,6 +44,11 @@ class Watermark:
     commit_id: str
     mode: Mode
 
+    @property
+    def source(self) -> tuple[str, str, str]:
+        """The root id, the topic and the topic id."""
+        return self.root_id, self.topic, self.topic_id
+
     def to_properties(self) -> dict[str, str]:
         """Return the watermark as string properties of a table."""
         offsets = {str(partition): self.next_offsets[partition] for partition in sorted(self.next_offsets)}

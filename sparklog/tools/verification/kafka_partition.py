@@ -381,8 +381,9 @@ class KafkaPartition:
             if len(wrong):
                 row = int(wrong[0])
                 in_batch, in_file, offset = int(epoch[row]), int(stored[row]), int(base[row])
-                epochs = f"the batch has leader epoch {in_batch}, but {path.name} has {in_file}"
-                message = f"{epochs}; one of the two is corrupt"
+                message = (
+                    f"the batch has leader epoch {in_batch}, but {path.name} has {in_file}; one of the two is corrupt"
+                )
                 self._report(CONTENT, segment.name.path, message, position=int(position[row]), offset=offset)
                 message = f"the file has leader epoch {in_file} for offset {offset}, but the batch has {in_batch}"
                 self._report(CHECKPOINT, path, message)
