@@ -49,6 +49,10 @@ MAX_WAIT_SECONDS = 0.5
 """The maximum time to wait for the expected batches, unless the linger is longer."""
 COMMIT_BYTES = 64 << 20
 """The approximate maximum size of a commit. The remaining batches are added to the next commit."""
+CHECKPOINT_PAUSE_SECONDS = 0.002
+"""The pause between a commit and its checkpoint, in which the event loop sends the responses and consumers fetch the
+batches. The thread that encodes a checkpoint would delay both, because it holds the interpreter lock.
+"""
 UNKNOWN_TOPICS = 4
 """The maximum number of concurrent commits to topics that may not exist. A Produce request can contain the names of
 thousands of such topics, and the commits of other clients must not wait for all of them.
@@ -194,6 +198,7 @@ class Appends:
                 await self._commit(topic, queue, batches)
                 queue.schedule_next(len(batches), started, loop.time())
                 self._log.notify()
+                await self._write_checkpoint(topic)
         finally:
             while queue.pending:
                 queue.pending.popleft().respond(STOPPING)
@@ -211,6 +216,7 @@ class Appends:
                     responses = dict.fromkeys(batches, STOPPING)
                     return
                 log = self._root.engine.log(topic)
+                log.defers_checkpoints = True
                 responses = await self._run(partial(commit_batches, recent=self._log.recent), log, batches)
                 known = log.known()
                 queue.exists = known is not None and known.topic_state.exists
@@ -219,3 +225,16 @@ class Appends:
         finally:
             for batch in batches:
                 batch.respond(responses.get(batch, INTERNAL_ERROR))
+
+    async def _write_checkpoint(self, topic: str) -> None:
+        """Write a checkpoint of a topic after a commit if it is due."""
+        log = self._root.engine.log(topic)
+        if not log.has_due_checkpoint():
+            return
+        await asyncio.sleep(CHECKPOINT_PAUSE_SECONDS)
+        if self._is_closed:
+            return
+        try:
+            await self._run(log.write_due_checkpoint)
+        except Exception:  # noqa: BLE001 - the batches of producers must still be committed
+            _LOG.exception("internal error while writing a checkpoint of topic '%s'", topic)

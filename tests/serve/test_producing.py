@@ -17,6 +17,7 @@ import pytest
 
 import sparklog
 from sparklog.format.record_batch import BatchHeader
+from sparklog.limits import Limits
 from sparklog.log.state.configs import TopicConfigs
 from sparklog.log.topic.engine import TopicLog
 from sparklog.log.topic.root import RootView
@@ -224,6 +225,48 @@ def test_a_commit_waits_for_busy_producers_as_long_as_a_commit_takes(tmp_path: P
         assert appends._topics["t"].latest_start >= ended[0] + slow
 
     asyncio.run(produce())
+
+
+def test_responses_do_not_wait_for_a_checkpoint() -> None:
+    root = World(limits=Limits(checkpoint_commits=4)).root()
+    log = root.create_topic("t").log
+    found = list[list[int]]()
+
+    async def run(function: Callable[..., Any], *arguments: Any) -> Any:
+        return function(*arguments)
+
+    async def produce() -> None:
+        appends = Appends(ServedLog(RootView(root), root, None), run, 0.0)
+        for n in range(8):
+            assert (await appends.add("t", 0, memoryview(batch_of([b"%d" % n])), 9)).code == Code.NONE
+            found.append(log.checkpoints())
+        worker = appends._topics["t"].worker
+        assert worker is not None
+        await worker
+
+    asyncio.run(produce())
+    # The creation of the topic is commit 0, and commits 3 and 7 need a checkpoint.
+    assert found == [[], [], [], [3], [3], [3], [3], [3, 7]]
+    assert log.checkpoints() == [3, 7]
+    assert not log.has_due_checkpoint()
+
+
+def test_a_checkpoint_that_fails_does_not_affect_batches(caplog: pytest.LogCaptureFixture) -> None:
+    root = World(limits=Limits(checkpoint_commits=2)).root()
+    log = root.create_topic("t").log
+
+    async def run(function: Callable[..., Any], *arguments: Any) -> Any:
+        if function == log.write_due_checkpoint:
+            raise ValueError("no checkpoint")
+        return function(*arguments)
+
+    async def produce() -> None:
+        appends = Appends(ServedLog(RootView(root), root, None), run, 0.0)
+        for n in range(2):
+            assert (await appends.add("t", 0, memoryview(batch_of([b"%d" % n])), 9)).code == Code.NONE
+
+    asyncio.run(produce())
+    assert "internal error while writing a checkpoint of topic 't'" in caplog.text
 
 
 @pytest.mark.parametrize(("parallel_reads", "linger"), [(1, 0.0), (16, 0.05)])

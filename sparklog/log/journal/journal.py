@@ -107,6 +107,10 @@ class Journal(ABC, Generic[S, E, D]):
         If the journal is opened again, the wait continues instead of starting again.
         """
         self._writes = False
+        self.defers_checkpoints = False
+        """True if the user of this object calls `write_due_checkpoint` after writes, so that a write does not have to
+        wait for its checkpoint. A write still writes a checkpoint if two checkpoints are due.
+        """
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.prefix!r}, {self.store.location!r})"
@@ -477,7 +481,8 @@ class Journal(ABC, Generic[S, E, D]):
                 advance = self._refresh_from_checking_root(advance.latest)
                 written = advance.with_id(commit_id)
             if written is not None:
-                return written, self._write_checkpoint_if_due(advance.latest)
+                is_deferred = self.defers_checkpoints and not self._is_checkpoint_due(advance.latest, intervals=2)
+                return written, advance.latest if is_deferred else self._write_checkpoint_if_due(advance.latest)
 
     def _base_for_write(self, root_checked_at: ClockReading | None) -> Advance[S, E]:
         """Return the latest known state. On a remote store, also check the root, unless the caller just checked it."""
@@ -597,10 +602,20 @@ class Journal(ABC, Generic[S, E, D]):
     def write_checkpoint(self) -> None:
         self._write_checkpoint(self._open_if_stale())
 
-    def _is_checkpoint_due(self, base: SeenState[S]) -> bool:
+    def has_due_checkpoint(self) -> bool:
+        """Return True if a checkpoint of the latest known state is due. No request is sent."""
+        return self._latest is not None and self._is_checkpoint_due(self._latest)
+
+    def write_due_checkpoint(self) -> None:
+        """Write the checkpoint that writes have deferred, if it is due. A failure is logged."""
+        if self._latest is not None:
+            self._write_checkpoint_if_due(self._latest)
+
+    def _is_checkpoint_due(self, base: SeenState[S], intervals: int = 1) -> bool:
+        """Return True if the last checkpoint is older than the last `intervals` multiples of the interval."""
         interval = self._entries_per_checkpoint
-        is_due = (base.checkpoint + 1) // interval < (base.state.number + 1) // interval
-        return is_due or base.tail_bytes >= self.store.limits.checkpoint_bytes
+        is_due = (base.checkpoint + 1) // interval + intervals <= (base.state.number + 1) // interval
+        return is_due or base.tail_bytes >= intervals * self.store.limits.checkpoint_bytes
 
     def _write_checkpoint_if_due(self, base: SeenState[S]) -> SeenState[S]:
         try:
