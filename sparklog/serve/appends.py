@@ -134,11 +134,11 @@ class TopicQueue:
             nbytes += batches[-1].size
         return batches
 
-    def schedule_next(self, batches: int, started: float, ended: float) -> None:
-        """Schedule the next commit after a commit of this many batches."""
+    def schedule_next(self, committed_batches: int, started: float, ended: float) -> None:
+        """Schedule the next commit after a commit that ran from `started` to `ended`."""
         self.earliest_start = started + self.linger_seconds
         self.latest_start = ended + max(self.linger_seconds, min(ended - started, MAX_WAIT_SECONDS))
-        self.expected_batches = max(batches + len(self.pending), self.expected_batches * 3 // 4)
+        self.expected_batches = max(committed_batches + len(self.pending), self.expected_batches * 3 // 4)
 
 
 class Appends:
