@@ -40,12 +40,12 @@ INDIRECT: Mapping[str, tuple[str, ...]] = {
     "sparklog/format/legacy/legacy_kernels.py": ("tests/format/test_legacy.py",),
     "sparklog/format/legacy/old_messages.py": ("tests/format/test_legacy.py", "tests/kafka/test_legacy.py"),
     "sparklog/format/new_arrays.py": ("tests/format/test_round_trips.py", "tests/format/test_filter_batches.py"),
-    "sparklog/format/registered.py": ("tests/format/test_values.py", "tests/schemas/test_formats.py"),
     "sparklog/log/read/auxiliary_files.py": (
         "tests/log/read/test_key_filters.py",
         "tests/log/read/test_sealed_seeks.py",
     ),
     "sparklog/log/topic/expiring.py": ("tests/cli/test_expiring.py",),
+    "sparklog/console/schema_registry.py": ("tests/cli/test_schema_registry.py",),
     "sparklog/schemas/disk_cache.py": ("tests/schemas/test_registry.py",),
     "sparklog/schemas/opening.py": ("tests/schemas/test_formats.py", "tests/format/test_values.py"),
     **dict.fromkeys(

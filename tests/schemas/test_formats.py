@@ -5,6 +5,7 @@ from __future__ import annotations
 import pickle
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pytest
 
@@ -165,6 +166,43 @@ def test_records_are_decoded_with_the_subject_of_their_topic(server: FakeRegistr
         formats.decode_records(wrong, **options)
     encoded = formats.encode_records(rows, value="avro", value_schema=registry.subject("t-value"))
     assert encoded["value"].to_pylist() == [frame(ids[1], b"\2\0"), None]
+
+
+@pytest.mark.parametrize(
+    ("name", "schema_type", "schema", "good"),
+    [
+        ("avro", "AVRO", NEW, b"\2\2\x08book"),
+        ("json-schema", "JSON", {"properties": {"id": {"type": "integer"}}}, b'{"id": 1, "x": ["\xc3\xa9", 2.5]}'),
+        ("protobuf", "PROTOBUF", 'syntax = "proto3"; message A { int64 id = 1; string item = 2; }', b"\0\x08\1\x12\1x"),
+    ],
+)
+def test_arbitrary_bytes_are_decoded_or_have_a_reason(
+    server: FakeRegistry, name: str, schema_type: str, schema: Any, good: bytes
+) -> None:
+    """Valid values with changed bytes raise no other error, and valid rows have the value that they have alone."""
+    for module in {"avro": ["fastavro"], "protobuf": ["grpc_tools"]}.get(name, []):
+        pytest.importorskip(module)
+    number = server.register("t-value", schema, schema_type)
+    one = open_format(name, SchemaRegistry(server.url).subject("t-value"))
+    random = np.random.default_rng(11)
+    cells: list[bytes] = []
+    for _ in range(300):
+        cell = bytearray(frame(number, good))
+        for position in random.integers(len(cell), size=random.integers(3)):
+            cell[position] = random.integers(256)
+        cells.append(bytes(cell[: random.integers(len(cell) + 1)]) if random.random() < 0.3 else bytes(cell))
+    values, invalid = one.decode_valid(pa.array(cells))
+    values.validate(full=True)
+    assert 50 < len(invalid) < 250
+    for row, cell in enumerate(cells):
+        alone = pa.array([cell])
+        if row in invalid:
+            with pytest.raises(BadRequest) as error:
+                one.decode(alone)
+            assert str(error.value) == f"row 0: {invalid[row]}"
+        else:
+            assert one.decode(alone).to_pylist() == [values[row].as_py()]
+            assert one.show(alone).null_count == 0
 
 
 def test_format_must_be_the_format_of_the_subject(server: FakeRegistry) -> None:

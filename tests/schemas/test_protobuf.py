@@ -13,12 +13,14 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
+import sparklog
 from sparklog import formats
 from sparklog.errors import BadRequest
 from sparklog.format.protobuf import compile_schema
 from sparklog.format.registered import RegisteredSchema
 from sparklog.formats import open_format
 from sparklog.schemas.registry import SchemaRegistry
+from sparklog.testing import World
 from tests.support.servers.schema_registry import FakeRegistry
 
 REASON = "grpcio-tools is not installed: pip install 'sparklog[protobuf]'"
@@ -332,6 +334,18 @@ def test_plain_messages_with_a_schema_file(tmp_path: Path) -> None:
     kind = pa.struct([("id", pa.int64())])
     small = 'syntax = "proto3"; message A { int32 id = 1; }'
     assert formats.decode(pa.array([b"\x08\5"]), "protobuf", small, arrow_type=kind).type == kind
+
+
+def test_producer_writes_messages_of_a_subject(server: FakeRegistry) -> None:
+    number = server.register("t-value", ORDER, "PROTOBUF")
+    root = World().root()
+    root.create_topic("t")
+    subject = SchemaRegistry(server.url).subject("t-value", message="shop.Money")
+    with sparklog.producer(root, value_serializer=("protobuf", subject)) as producer:
+        producer.send("t", {"cents": 5})
+    assert root.topic("t").scan().to_table()["value"].to_pylist() == [frame(number, b"\2\2\x08\5")]
+    with pytest.raises(BadRequest, match=r"requires a schema: specify value_serializer=\('protobuf', schema\)"):
+        sparklog.producer(root, value_serializer="protobuf")
 
 
 def test_missing_packages_are_one_clear_error(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -54,8 +54,9 @@ class ProducerOptions(TypedDict, total=False):
     client_id: Annotated[str, option("sparklog-producer",
         "Name of the producer in thread names and messages.")]
     key_serializer: Annotated[Serializer | None, option(None,
-        'Serializer of keys: a function, `str`, `bytes`, a format name from `formats.FORMATS`, or `("avro", '
-        "schema)`. If None, keys must be bytes or strings. The key None is not serialized, and is written as null.",
+        "Serializer of keys: a function, `str`, `bytes`, a format name from `formats.FORMATS`, or the name and the "
+        'schema of a format such as `("avro", schema)`. The schema may be a `Subject` of a schema registry. '
+        "If None, keys must be bytes or strings. The key None is not serialized, and is written as null.",
         ANY)]
     value_serializer: Annotated[Serializer | None, option(None,
         "Serializer of values, with the same choices as `key_serializer`. The value None is written as null (a "

@@ -9,11 +9,11 @@ from typing import Any, TypeAlias
 import pyarrow as pa
 
 from sparklog.errors import BadRequest, SparklogError, shortened
-from sparklog.format.values import NAMES_OF_ALL, ValueFormat, dumps, value_format
+from sparklog.format.values import NAMES_OF_ALL, SCHEMA_FORMATS, ValueFormat, dumps, value_format
 from sparklog.schemas.opening import schema_format
 
 Serializer: TypeAlias = Callable[[Any], bytes | str | None] | str | tuple[str, Any]
-"""A function, the name of a format, or `("avro", schema)`."""
+"""A function, the name of a format, or the name and the schema of a format such as `("avro", schema)`."""
 Serialize: TypeAlias = Callable[[Any], Any]
 _PLAIN = {"str": "string", "bytes": "bytes"}
 _LAYOUTS = {"short": ">h", "integer": ">i", "long": ">q", "float": ">f", "double": ">d"}
@@ -33,8 +33,8 @@ def serializer(option: str, given: Serializer | None) -> Serialize | None:
         return None
     if isinstance(given, str):
         return _of_format(option, _PLAIN.get(given, given))
-    if isinstance(given, tuple) and len(given) == 2 and given[0] == "avro":
-        return _by_column(option, schema_format("avro", given[1]))
+    if isinstance(given, tuple) and len(given) == 2 and given[0] in SCHEMA_FORMATS:
+        return _by_column(option, schema_format(*given))
     call = getattr(given, "serialize", given)
     if not callable(call):
         formats = ", ".join(("str", "bytes", *NAMES_OF_ALL))
@@ -57,8 +57,8 @@ def _function(option: str, call: Callable[[Any], Any]) -> Serialize:
 
 
 def _of_format(option: str, format_name: str) -> Serialize:
-    if format_name == "avro":
-        raise BadRequest(f"the format avro requires a schema: specify {option}=('avro', schema)")
+    if format_name in SCHEMA_FORMATS:
+        raise BadRequest(f"the format {format_name} requires a schema: specify {option}=({format_name!r}, schema)")
     if format_name in ("bytes", "string"):
         return _instance(option, bytes if format_name == "bytes" else str)
     if format_name == "json":
