@@ -63,6 +63,10 @@ _NO_UNNAMED_FILES = {errno.EISDIR, errno.ENOTSUP, errno.EOPNOTSUPP, errno.EINVAL
 """Errors of an open() with O_TMPFILE that is not supported in the directory or by the kernel."""
 _OPEN_FILES = "/proc/self/fd/"
 _NO_LINK = {errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK, errno.EXDEV}
+_NO_UNNAMED_LINK = {errno.ENOENT, *_NO_LINK}
+"""Errors of a link() of an unnamed file that is not supported, or whose empty directory another process has deleted. A
+temporary name prevents the deletion.
+"""
 
 
 class LocalStore(FolderStore):
@@ -155,9 +159,7 @@ class LocalStore(FolderStore):
             self._sync(fd)
             return self._publish(temporary, path, key)
         except OSError as error:
-            if unnamed and error.errno in (errno.ENOENT, *_NO_LINK):
-                # Another process has deleted the empty directory, which a temporary name prevents, or the system does
-                # not support links to unnamed files.
+            if unnamed and error.errno in _NO_UNNAMED_LINK:
                 return self._create_file(path, key, data, unnamed=False)
             self._fail(error, "create", key)
         finally:
@@ -381,7 +383,9 @@ class LocalStore(FolderStore):
                 if error.errno == errno.EEXIST:
                     self._sync_name(path, key)
                     return False
-                if error.errno in _NO_LINK and not is_unnamed:
+                if is_unnamed and error.errno in _NO_UNNAMED_LINK:
+                    raise  # the caller repeats the create with a temporary name
+                if error.errno in _NO_LINK:
                     reject_location(
                         self._path, f"it does not support hard links (link() fails: {os.strerror(error.errno)})"
                     )

@@ -316,7 +316,7 @@ def test_full_disk_after_the_object_may_exist(
     monkeypatch.setattr(LocalStore, "hides_names", is_network)
     real = os.fsync
 
-    def full(*args: Any) -> None:
+    def full(*args: Any, **options: Any) -> None:
         if call == "link" or os.path.isdir(f"/proc/self/fd/{args[0]}"):
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         real(args[0])
