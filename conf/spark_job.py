@@ -3,8 +3,8 @@
     sparklog conf spark_job.py > spark_job.py
     spark-submit --master spark://host:7077 spark_job.py compact --root /data/log
 
-The first argument is the job: compact, retain, verify, stream, mirror, to-delta or from-delta. The remaining arguments
-are those of the job; see for example `sparklog compact -h`.
+The first argument is the job: compact, retain, verify, stream, mirror, to-delta, from-delta or to-iceberg. The
+remaining arguments are those of the job; see for example `sparklog compact -h`.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from __future__ import annotations
 import sys
 from importlib import import_module
 
-JOBS = ("compact", "retain", "verify", "stream", "mirror", "to-delta", "from-delta")
+JOBS = ("compact", "retain", "verify", "stream", "mirror", "to-delta", "from-delta", "to-iceberg")
 
 
 def main(given: list[str]) -> int:

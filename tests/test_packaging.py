@@ -24,7 +24,7 @@ from tests.test_architecture import PACKAGES, REPOSITORY, imports, layer, module
 # Spark, pandas and the clients of stores are extras; numba is made of llvmlite, pyspark of py4j; tests of stores bring
 # pytest. Only type checkers, which bring it, import typing_extensions.
 NOT_DECLARED = frozenset(
-    {"pyspark", "py4j", "pandas", "llvmlite", "pytest", "obstore", "hdfs_native", "typing_extensions"}
+    {"pyspark", "py4j", "pandas", "llvmlite", "pytest", "obstore", "hdfs_native", "pyiceberg", "typing_extensions"}
 )
 
 

@@ -43,7 +43,7 @@ SECTIONS = {
     "Topics and records": "topics configs produce consume get table offsets delete-records",
     "Groups and transactions": "groups transactions",
     "Maintenance": "compact retain jobs conf",
-    "Copies": "import export backup restore clone repartition",
+    "Copies": "import export backup restore clone repartition to-iceberg",
     "Inspection and repair": "history log-dirs dump-log report metrics verify repair doctor",
     "Servers and tests": "serve perf",
     "Jobs on Spark": "stream mirror to-delta from-delta",
@@ -55,7 +55,7 @@ MODULES = {
     "health": "verify repair doctor jobs report metrics",
     "kafka_logs": "import export",
     "backup": "restore clone repartition",
-    "jobs": "compact retain stream mirror to-delta from-delta conf",
+    "jobs": "compact retain stream mirror to-delta from-delta to-iceberg conf",
 }
 """Modules of `sparklog.cli.commands` that contain commands with other names than the module."""
 MODULE_OF = {name: name for names in SECTIONS.values() for name in names.split()}

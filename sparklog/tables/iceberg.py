@@ -278,7 +278,9 @@ class IcebergTable:
                 "TBLPROPERTIES ('format-version' = '2'))"
             )
         schema = iceberg_schema.arrow_schema(table.schema())
-        return TableState(schema, self._watermark(table.metadata), handle=table)
+        # Files can be committed to a later version if the field ids and the partition fields are the same.
+        layout = (table.schema().schema_id, table.spec().spec_id)
+        return TableState(schema, self._watermark(table.metadata), layout, table)
 
     def _watermark(self, metadata: TableMetadata) -> Watermark | None:
         snapshots = {snapshot.snapshot_id: snapshot for snapshot in metadata.snapshots}
@@ -317,7 +319,11 @@ class IcebergTable:
 
     def _transaction(self, table: Table, *, is_replacement: bool = False) -> Transaction:
         catalog: Any = _SingleAttempt(self._catalog, is_replacement)
-        based_on = Table(table.name(), table.metadata, table.metadata_location, table.io, catalog, table.config)
+        # A transaction copies the metadata many times, which would take seconds if there are many snapshots.
+        heads = {reference.snapshot_id for reference in table.refs().values()}
+        current = [snapshot for snapshot in table.snapshots() if snapshot.snapshot_id in heads]
+        metadata = table.metadata.model_copy(update={"snapshots": current, "snapshot_log": []})
+        based_on = Table(table.name(), metadata, table.metadata_location, table.io, catalog, table.config)
         return based_on.transaction()
 
     def _commit(self, transaction: Transaction) -> None:

@@ -17,6 +17,7 @@ from __future__ import annotations
 import posixpath
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Any
 
 from pyarrow.fs import FileSelector, FileType
@@ -27,8 +28,9 @@ from pyiceberg.table.snapshots import Snapshot
 from pyiceberg.table.update import AssertRefSnapshotId, RemoveSnapshotsUpdate
 
 from sparklog.errors import BadRequest, Conflict
+from sparklog.tables.data_files import FILE_BYTES
 from sparklog.tables.iceberg import IcebergTable, ancestors
-from sparklog.tables.merge import FILE_BYTES, ExistingFile, compact_files
+from sparklog.tables.merge import ExistingFile, compact_files
 from sparklog.tables.target import TableState
 
 MIN_UNREFERENCED_AGE_MS = 24 * 3_600_000
@@ -66,8 +68,9 @@ def merge_small_files(
         merged = files_to_merge(files, max_files)
         if not merged:
             continue
-        prefix = table.file_prefix(state)
-        merge = compact_files(table, state, sorted(merged, key=_first_position), f"{prefix}-merged-{new_id()}")
+        prefix = f"{table.file_prefix(state)}-merged-{new_id()}"
+        keys = sorted(state.handle.schema().identifier_field_names())
+        merge = compact_files(table, state, sorted(merged, key=_first_position), keys, prefix)
         try:
             table.replace_files(state, merge.added, merge.removed)
         except Conflict:
@@ -113,7 +116,6 @@ def expire_snapshots(table: IcebergTable, before_ms: int, report: MaintenanceRep
     expired = _expired(iceberg, before_ms)
     if not expired:
         return
-    kept = [snapshot for snapshot in iceberg.snapshots() if snapshot not in expired]
     heads = [
         AssertRefSnapshotId.model_validate({"ref": name, "snapshot-id": reference.snapshot_id})
         for name, reference in iceberg.refs().items()
@@ -124,7 +126,7 @@ def expire_snapshots(table: IcebergTable, before_ms: int, report: MaintenanceRep
     except Conflict:
         return
     report.expired_snapshots += len(expired)
-    files = sorted(_files_of(iceberg, expired) - _files_of(iceberg, kept))
+    files = sorted(_files_of(iceberg, expired) - _files_of(iceberg, _remaining(iceberg, expired)))
     table.delete_files(files)
     report.deleted_files += files
 
@@ -142,6 +144,20 @@ def _expired(iceberg: Table, before_ms: int) -> list[Snapshot]:
         for snapshot in list(ancestors(snapshots, iceberg.metadata.current_snapshot_id))[latest:]
         if snapshot.timestamp_ms < before_ms and snapshot.snapshot_id not in protected
     ]
+
+
+def _remaining(iceberg: Table, expired: Sequence[Snapshot]) -> list[Snapshot]:
+    """Return remaining snapshots that together contain all files that an expired and a remaining snapshot contain.
+
+    In the history of the current snapshot, a file that is in two snapshots is also in those between them. Therefore,
+    the neighbors of expired snapshots represent the history.
+    """
+    snapshots = {snapshot.snapshot_id: snapshot for snapshot in iceberg.snapshots()}
+    removed = {snapshot.snapshot_id for snapshot in expired}
+    history = [ancestor.snapshot_id for ancestor in ancestors(snapshots, iceberg.metadata.current_snapshot_id)]
+    neighbors = {number for pair in pairwise(history) if removed & set(pair) for number in pair}
+    others = snapshots.keys() - set(history)
+    return [snapshots[number] for number in (neighbors | others) - removed]
 
 
 def _files_of(iceberg: Table, snapshots: Iterable[Snapshot]) -> set[str]:
@@ -177,14 +193,19 @@ def unreferenced_files(table: IcebergTable, before_ms: int) -> list[str]:
 
 def delete_unreferenced_files(table: IcebergTable, now_ms: int, age_ms: int, report: MaintenanceReport) -> None:
     """Delete unreferenced files that are older than `age_ms`."""
+    check_unreferenced_age(age_ms)
+    files = unreferenced_files(table, now_ms - age_ms)
+    table.delete_files(files)
+    report.deleted_files += files
+
+
+def check_unreferenced_age(age_ms: int) -> None:
+    """Raise `BadRequest` if files of this age may still be committed."""
     if age_ms < MIN_UNREFERENCED_AGE_MS:
         raise BadRequest(
             f"unreferenced files must be at least {MIN_UNREFERENCED_AGE_MS // 3_600_000} hours old to be deleted, "
             "because a running copy may still commit them"
         )
-    files = unreferenced_files(table, now_ms - age_ms)
-    table.delete_files(files)
-    report.deleted_files += files
 
 
 def _is_own(name: str, prefix: str) -> bool:

@@ -17,7 +17,7 @@ Files are read and written one batch at a time, so memory does not depend on the
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -28,14 +28,10 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from sparklog.errors import SparklogError
+from sparklog.tables.data_files import FILE_BYTES, MAX_OPEN_FILES, ROW_GROUP_BYTES, parquet_writer
 from sparklog.tables.target import NewFile, NewOutput, RowChanges, TableState
 
-ROW_GROUP_BYTES = 64 << 20
-"""Size of a row group in memory."""
-FILE_BYTES = 256 << 20
-"""Size at which a file is closed."""
 SMALL_FILE_BYTES = 32 << 20
-MAX_OPEN_FILES = 16
 MAX_SMALL_FILES = 8
 """Maximum number of files per partition that are smaller than `SMALL_FILE_BYTES`."""
 
@@ -108,10 +104,15 @@ def merge_changes(table: MergeTable, state: TableState, changes: RowChanges, pre
     return merge
 
 
-def compact_files(table: MergeTable, state: TableState, files: Sequence[ExistingFile], prefix: str) -> Merge:
-    """Write the rows of files to as few files as possible. If an error occurs, the new files are deleted."""
+def compact_files(
+    table: MergeTable, state: TableState, files: Sequence[ExistingFile], keys: Sequence[str], prefix: str
+) -> Merge:
+    """Write the rows of files to as few files as possible, with statistics of the key columns.
+
+    If an error occurs, the new files are deleted.
+    """
     merge = Merge(removed=list(files))
-    with _Writer(table, state, (), prefix, merge.added) as writer:
+    with _Writer(table, state, keys, prefix, merge.added) as writer:
         for file in files:
             _copy(table, state, file, table.read_file(state, file, state.schema.names), writer)
         writer.close()
@@ -253,10 +254,6 @@ class _Output:
     nbytes: int = 0
 
 
-def parquet_writer(output: NewOutput, schema: pa.Schema, keys: Collection[str]) -> pq.ParquetWriter:
-    return pq.ParquetWriter(output.file, schema, compression="zstd", compression_level=1, store_schema=False)
-
-
 class _Writer:
     """Writes rows to new files, one open file per combination of partition values.
 
@@ -264,7 +261,7 @@ class _Writer:
     """
 
     def __init__(
-        self, table: MergeTable, state: TableState, keys: Collection[str], prefix: str, files: list[NewFile]
+        self, table: MergeTable, state: TableState, keys: Sequence[str], prefix: str, files: list[NewFile]
     ) -> None:
         self._table = table
         self._state = state

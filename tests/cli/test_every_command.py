@@ -46,7 +46,7 @@ IN_TURN = (
     "conf",
 )
 """These commands run in this order, because a command may need the result of an earlier command."""
-JOBS = ("compact", "retain", "stream", "mirror", "to-delta", "from-delta", "serve")
+JOBS = ("compact", "retain", "stream", "mirror", "to-delta", "from-delta", "to-iceberg", "serve")
 """Commands that pass their arguments to a job (`tests/test_wheel.py` runs them), or that run until they are stopped."""
 MONDAY_MS = 1_769_421_600_000
 """One day before 2026-01-26T10:00:00Z, which is the time that the examples use."""

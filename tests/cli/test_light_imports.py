@@ -85,7 +85,7 @@ LISTS = (
 )
 ARROW = ("numpy", "pyarrow")
 RECORDS = (*ARROW, "zstandard")
-JOBS = ("compact", "retain", "stream", "mirror", "to-delta", "from-delta")
+JOBS = ("compact", "retain", "stream", "mirror", "to-delta", "from-delta", "to-iceberg")
 """Jobs parse their own arguments, including `--help`."""
 HELP = [f"{command} --help" for command in commands() if command not in JOBS]
 COLUMNS = "--print-key --print-timestamp --print-headers --print-offset --print-partition"
@@ -202,4 +202,4 @@ def test_every_command_is_covered() -> None:
     """Except jobs that need a cluster, or that run until they are stopped."""
     lines = [line for _, group in ALLOWED for line in group if not line.endswith("--help")]
     left_out = {command for command in commands() if not any(line.startswith(f"{command} ") for line in lines)}
-    assert left_out == {"stream", "mirror", "to-delta", "from-delta"}
+    assert left_out == {"stream", "mirror", "to-delta", "from-delta", "to-iceberg"}

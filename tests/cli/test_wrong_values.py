@@ -69,6 +69,7 @@ RIGHT: Mapping[str, Mapping[str, str | None]] = {
         "--checkpoint": "{p}/c",
         "--key-columns": "id",
     },
+    "to-iceberg": {"--root": "{r}", "--topic": "orders", "--table": "shop.orders"},
     "jobs": {},
     "conf": {"NAME": "crontab"},
     "import": {"PATH": str(KAFKA), "--root": "{p}/new"},
@@ -120,7 +121,7 @@ FREE = (
     *("--key", "--key-separator", "--line-separator", "--headers-separator", "--headers-delimiter"),
     *("--headers-key-separator", "--null-literal", "--null-marker", "--format", "--payload-delimiter", "--header"),
     *("--checkpoint", "--starting-offsets", "--source", "--subscribe", "--subscribe-pattern", "--topics"),
-    *("--key-columns", "--kafka-option", "--schema", "--registry-cache"),
+    *("--key-columns", "--kafka-option", "--schema", "--registry-cache", "--catalog"),
 )
 """Options that accept any text, or whose values are validated after Spark has started."""
 OUTPUTS = ("--html", "--output-file", "--output")
@@ -128,6 +129,11 @@ FOLDERS = ("--to", "--from", "PATH", "LOCATION", "--store", "--files", "--table"
 FORMS: Mapping[str, tuple[str, ...]] = {
     "TIME": ("2026-13-01", "2026-01-31T25:00:00", "1969-01-01", "-5"),
     "AGE": ("3", "3w", "-3h"),
+    "AGE|never": ("3", "3w", "always"),
+    "PERIOD": ("3", "3 weeks", "-3h"),
+    "PARTITIONING": ("x", "day", "hour(a)", "bucket(0, a)", "bucket(a)"),
+    "PROPERTY=VALUE": ("x", "=x"),
+    "NAMESPACE.TABLE": ("x", "x.", ".x"),
     "N|-N|earliest|latest": ("beginning", "--1", "1.5"),
     "-1|-2|-3|MS": ("-9", "soon"),
     "VERSION|TIME": ("-1", "1.5", "2026-13-01"),
@@ -222,7 +228,7 @@ def kind_of(parameter: Parameter) -> str:
         return "form" if ":" in (parameter.metavar or "") else "topic"
     if name in ("GROUP", "--group", "--transactional-id"):
         return "id"
-    return "folder" if name in FOLDERS and parameter.metavar not in ("PLACE", "NEW-NAME") else "form"
+    return "folder" if name in FOLDERS and parameter.metavar not in ("PLACE", "NEW-NAME", "NAMESPACE.TABLE") else "form"
 
 
 def wrong_values(command: str, parameter: Parameter, directory: Path, *, all_of_them: bool) -> Iterator[str]:
@@ -258,13 +264,22 @@ def wrong_values(command: str, parameter: Parameter, directory: Path, *, all_of_
 
 CREATING = {
     "TOPIC": ("topics create", "topics list", "produce"),
-    "--topic": ("topics create", "topics list", "produce", "perf produce", "stream", "to-delta", "from-delta"),
+    "--topic": (
+        "topics create",
+        "topics list",
+        "produce",
+        "perf produce",
+        "stream",
+        "to-delta",
+        "from-delta",
+        "to-iceberg",
+    ),
     "NEW-NAME": ("clone",),
     "--to": ("repartition",),
     "GROUP": ("groups reset",),
     "--group": ("groups reset", "consume", "perf consume", "stream"),
     "--transactional-id": ("perf produce",),
-    "--root": ("topics create", "import", "stream", "to-delta", "from-delta"),
+    "--root": ("topics create", "import", "stream", "to-delta", "from-delta", "to-iceberg"),
 }
 """Commands for which a name or path that does not exist is valid."""
 ANY = {("topics list", "TOPIC"), ("topics list", "--topic"), ("topics list", "--include"), ("mirror", "--to")}

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import threading
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any, Literal
@@ -42,7 +42,7 @@ STATUS = {
 
 
 class RestServer(ThreadingHTTPServer):
-    """The server. `faults` contains the faults of the next commits."""
+    """The server. `faults` contains the faults of the next commits. `after_commit` is called after each commit."""
 
     daemon_threads = True
 
@@ -52,6 +52,7 @@ class RestServer(ThreadingHTTPServer):
         self.faults: deque[Fault] = deque()
         self.delayed: list[CommitTableRequest] = []
         self.commits = 0
+        self.after_commit: Callable[[], None] | None = None
         # SQLite connections wait for each other only for a few seconds.
         self.lock = threading.RLock()
 
@@ -64,6 +65,8 @@ class RestServer(ThreadingHTTPServer):
             self.commits += 1
             table = self.catalog.load_table(_identifier(request))
             response = self.catalog.commit_table(table, request.requirements, request.updates)
+        if self.after_commit is not None:
+            self.after_commit()
         return {"metadata-location": response.metadata_location, "metadata": _json(response.metadata)}
 
     def deliver(self) -> list[str]:

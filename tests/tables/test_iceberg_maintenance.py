@@ -12,6 +12,7 @@ import pytest
 
 from sparklog.errors import BadRequest, Conflict
 from sparklog.tables import iceberg_maintenance
+from sparklog.tables.data_files import FILE_BYTES
 from sparklog.tables.iceberg import IcebergTable
 from sparklog.tables.iceberg_maintenance import (
     MaintenanceReport,
@@ -21,7 +22,7 @@ from sparklog.tables.iceberg_maintenance import (
     merge_small_files,
     unreferenced_files,
 )
-from sparklog.tables.merge import FILE_BYTES, ExistingFile
+from sparklog.tables.merge import ExistingFile
 from tests.tables.iceberg_catalogs import CatalogSetup, new_id, open_catalog
 from tests.tables.test_iceberg import NAME, created, loaded, offsets, rows, watermark, write
 

@@ -29,7 +29,10 @@ HELP = {
     "mirror": "Mirror topics from or to a running Kafka cluster.",
     "to-delta": "Write a topic to a Delta table, as rows or by key.",
     "from-delta": "Write the changes of a Delta table to a topic.",
+    "to-iceberg": "Write a topic to an Iceberg table, as rows or by key.",
 }
+WITHOUT_SPARK = {"to-iceberg": ("iceberg", ("pyiceberg", "sqlalchemy"))}
+"""Jobs that do not use Spark: the extra that they require, and its modules."""
 JOB_CONTEXT = {"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []}
 """The settings of a command that passes all arguments to its job, including `--help`."""
 PACKAGE = Path(__file__).parents[2]
@@ -38,16 +41,19 @@ PACKAGE = Path(__file__).parents[2]
 @pass_context
 def _job(context: Context) -> None:
     name = str(context.info_name)
-    # Spark's workers must use the Python of this environment instead of the first python3 on the PATH.
+    extra, modules = WITHOUT_SPARK.get(name, ("spark", ("pyspark", "py4j")))
     try:
-        from sparklog.datasource.session import choose_pythons, workers_python
+        if name not in WITHOUT_SPARK:
+            # Spark's workers must use the Python of this environment instead of the first python3 on the PATH.
+            from sparklog.datasource.session import choose_pythons, workers_python
 
-        choose_pythons({}, os.environ, workers_python())
+            choose_pythons({}, os.environ, workers_python())
         job = import_module(f"sparklog.jobs.{name.replace('-', '_')}")
     except ModuleNotFoundError as error:
-        if error.name not in ("pyspark", "py4j"):
+        if str(error.name).partition(".")[0] not in modules:
             raise
-        raise BadRequest(f"sparklog {name} requires PySpark: {install_command('spark')}") from None
+        package = "PySpark" if extra == "spark" else modules[0]
+        raise BadRequest(f"sparklog {name} requires {package}: {install_command(extra)}") from None
     raise Exit(job.main(context.args))
 
 

@@ -1,0 +1,250 @@
+"""The options of jobs that copy a topic to a table without Spark, and their run."""
+
+# Do not import annotations from __future__: `parse` evaluates the annotations of a base class in the module of the
+# subclass.
+import json
+import re
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from sparklog.common.parsing import INT32_MAX, is_digits
+from sparklog.common.units import count
+from sparklog.console.options import SourceOption, comma_separated, integer_option, parse_age
+from sparklog.console.parameters import JsonOption, Option
+from sparklog.console.terminal import read_text
+from sparklog.datasource.options import parse_options
+from sparklog.errors import BadRequest
+from sparklog.jobs.common import DONE
+from sparklog.log.journal.names import check_topic_name
+from sparklog.log.read.topic_scan import OffsetSpec, Position
+from sparklog.log.state.view import LogView
+from sparklog.opening import open_view, resolve
+from sparklog.output import StatusLine, log
+from sparklog.tables.copy import CopyReport, TableCopy, TableCopyOptions
+from sparklog.tables.rows import RowOptions
+from sparklog.tables.target import PartitionBy, TargetTable
+
+_SPARK_PERIOD = re.compile(r"(\d+) (second|minute|hour)s?")
+_BUCKET = re.compile(r"bucket\((\d+), *([^(),]+)\)")
+_DAY = re.compile(r"day\(([^(),]+)\)")
+SCHEMA_OF = {"json": "columns such as 'id BIGINT, name STRING'", "avro": "the file of the Avro schema"}
+PartitionOption = PartitionBy | Literal["default"] | None
+
+
+def parse_period(text: str, option: str) -> int:
+    """Convert a period such as `30s`, or `30 seconds` as in Spark, to milliseconds."""
+    match = _SPARK_PERIOD.fullmatch(text)
+    return parse_age(text if match is None else f"{match[1]}{match[2][0]}", option)
+
+
+def parse_partition_by(text: str | None) -> PartitionOption:
+    """Parse the partitioning of a new table."""
+    if text is None:
+        return "default"
+    if text == "none":
+        return None
+    if (match := _BUCKET.fullmatch(text)) is not None and 0 < int(match[1]) <= INT32_MAX:
+        return PartitionBy("bucket", (match[2].strip(),), int(match[1]))
+    if (match := _DAY.fullmatch(text)) is not None:
+        return PartitionBy("day", (match[1].strip(),))
+    raise BadRequest(f"--partition-by must be day(COLUMN), bucket(N, COLUMN) or none, found '{text}'")
+
+
+@dataclass(kw_only=True)
+class TableJob:
+    """The options that all table formats share.
+
+    Attributes:
+        options: the options of the copy.
+        interval_ms: the minimum time between two commits.
+    """
+
+    topic: Annotated[str, Option(help="Topic to read.")]
+    root: SourceOption
+    mode: Annotated[
+        Literal["append", "upsert"],
+        Option(help="Write one row per record (append), or one row per key with its latest record (upsert)."),
+    ] = "append"
+    payload: Annotated[
+        Literal["raw", "string", "json", "avro"],
+        Option(help="Write values as bytes (raw) or strings, or parse values as JSON or Avro."),
+    ] = "raw"
+    schema: Annotated[
+        str | None,
+        Option(
+            metavar="DDL|[ID=]FILE",
+            help="Columns of JSON values in DDL format, or the Avro schema file. If a schema registry was used,"
+            " specify ID=FILE.",
+        ),
+    ] = None
+    key_column_list: Annotated[
+        str | None,
+        Option(
+            "--key-columns",
+            metavar="A[,B]",
+            help="Columns for the record key. A single column contains the key as text; several columns are"
+            " parsed from a JSON object.",
+        ),
+    ] = None
+    headers: Annotated[bool, Option(help="Write the headers of raw and string records to the table.")] = True
+    partition_by: Annotated[
+        str | None,
+        Option(
+            metavar="PARTITIONING",
+            help="Partitioning of a new table: day(COLUMN), bucket(N, COLUMN) or none.",
+            show_default="day(_timestamp), or bucket(16, KEY) with --mode upsert",
+        ),
+    ] = None
+    bad_records: Annotated[
+        Literal["fail", "skip", "quarantine"],
+        Option(
+            help="Action for a record that does not match the schema: fail, skip the record, or write the record to"
+            " TABLE_quarantine."
+        ),
+    ] = "fail"
+    grow_schema: Annotated[bool, Option(help="Add missing columns to the table, and widen columns.")] = False
+    starting_offsets: Annotated[
+        str | None,
+        Option(
+            metavar="OFFSETS",
+            help="Offsets to start at if the table contains no copied records: earliest, latest, or JSON such as"
+            ' {"topic":{"0":23}}.',
+            show_default="earliest",
+        ),
+    ] = None
+    max_offsets_per_trigger: Annotated[
+        int, integer_option(low=1, text="Approximate maximum number of records per commit.")
+    ] = 1_000_000
+    new_topic: Annotated[
+        Literal["fail", "continue"],
+        Option(help="Action if the topic was deleted and created again: fail, or add the records of the new topic."),
+    ] = "fail"
+    no_fail_on_data_loss: Annotated[
+        bool, Option(help="Continue if records were deleted from the topic before they were written to the table.")
+    ] = False
+    follow: Annotated[bool, Option("--follow", help="Keep copying new records until stopped.")] = False
+    interval: Annotated[
+        str,
+        Option(
+            metavar="PERIOD",
+            needs="--follow",
+            why="without --follow, the job ends when it has written the existing records",
+            help="Minimum time between commits, such as 30s or 5m. Requires --follow.",
+        ),
+    ] = "1m"
+    as_json: JsonOption = False
+    options: TableCopyOptions = field(init=False)
+    interval_ms: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        check_topic_name(self.topic)
+        self.interval_ms = parse_period(self.interval, "--interval")
+        if self.payload in SCHEMA_OF and self.schema is None:
+            raise BadRequest(f"--payload {self.payload} requires --schema: {SCHEMA_OF[self.payload]}")
+        rows = RowOptions(
+            self.payload,
+            self.mode == "upsert",
+            _read_schema(self.schema) if self.payload == "avro" and self.schema is not None else self.schema,
+            comma_separated([self.key_column_list or ""]),
+            self.headers,
+        )
+        self.options = TableCopyOptions(
+            rows=rows,
+            bad_records=self.bad_records,
+            grow_schema=self.grow_schema,
+            starting_offsets=_position(self.topic, self.starting_offsets),
+            partition_by=parse_partition_by(self.partition_by),
+            max_offsets=self.max_offsets_per_trigger,
+            fail_on_data_loss=not self.no_fail_on_data_loss,
+            new_topic=self.new_topic,
+        )
+
+    def open(self) -> LogView:
+        """Open the source. Raises `NotFound` if it or the topic does not exist."""
+        view = open_view(resolve(self.root), tailing=self.follow)
+        view.bounds(self.topic)
+        return view
+
+    def run(
+        self,
+        name: str,
+        view: LogView,
+        target: TargetTable,
+        quarantine: TargetTable,
+        maintain: Callable[[CopyReport], dict[str, Any]],
+    ) -> int:
+        """Copy the topic, print the report, and return the exit code.
+
+        Args:
+            name: the name of the job.
+            view: the source.
+            target: the table.
+            quarantine: the table of bad records. It is created for the first bad record.
+            maintain: a function that maintains the table after commits, and returns its results for the report.
+        """
+        copy = TableCopy(view, self.topic, target, self.options, quarantine, log)
+        with StatusLine(name) as status:
+            if self.follow:
+                while True:
+                    self._follow(copy, view, status, maintain)
+            ends = {partition: bounds.last_stable for partition, bounds in view.bounds(self.topic).items()}
+            while copy.copy_interval(ends):
+                status(_progress(copy.report))
+        maintenance = maintain(copy.report)
+        if self.as_json:
+            print(json.dumps({**asdict(copy.report), **maintenance}))
+        else:
+            print(f"written to {target.name}: {_progress(copy.report)}")
+        return DONE
+
+    def _follow(
+        self,
+        copy: TableCopy,
+        view: LogView,
+        status: StatusLine,
+        maintain: Callable[[CopyReport], dict[str, Any]],
+    ) -> None:
+        elapsed_ms = view.env.stopwatch()
+        if copy.copy_interval():
+            status(_progress(copy.report))
+            maintain(copy.report)
+            pause_ms = self.interval_ms
+        else:
+            pause_ms = min(self.interval_ms, view.poll_interval_ms)
+        view.env.sleep(max(0.0, (pause_ms - elapsed_ms()) / 1000))
+
+
+def _progress(report: CopyReport) -> str:
+    if not report.commits:
+        return "no new records"
+    parts = [f"{count(report.records, 'record')} in {count(report.commits, 'commit')}"]
+    if report.deleted:
+        parts.append(f"{count(report.deleted, 'key')} deleted")
+    if report.bad_records:
+        parts.append(count(report.bad_records, "bad record"))
+    return ", ".join(parts)
+
+
+def _read_schema(text: str) -> Any:
+    """Read an Avro schema file, or `ID=FILE` for values with the id of a schema registry."""
+    number, equals, file = text.partition("=")
+    framed = bool(equals) and is_digits(number) and int(number) <= INT32_MAX
+    schema = read_text(Path(file if framed else text), "--schema")
+    return {int(number): schema} if framed else schema
+
+
+def _position(topic: str, text: str | None) -> Position | None:
+    """Parse the starting offsets, as the option `startingOffsets` of the data source."""
+    if text is None:
+        return None
+    start = parse_options({"subscribe": topic, "startingoffsets": text}).read.start
+    assert start is not None
+    if start.kind == "offsets":
+        return {partition: _SPECIAL.get(offset, offset) for partition, offset in start.offsets[topic].items()}
+    return "latest" if start.kind == "latest" else "earliest"
+
+
+_SPECIAL: dict[int, OffsetSpec] = {-2: "earliest", -1: "latest"}
+"""Offsets in JSON that represent the start and the end of a partition."""

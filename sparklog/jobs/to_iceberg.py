@@ -1,0 +1,164 @@
+r"""Write a topic into an Iceberg table, exactly once: one row per record, or the latest record of each key.
+
+    sparklog to-iceberg --root /data/log --topic orders --table shop.orders --catalog-property type=sql \
+        --catalog-property uri=sqlite:////data/catalog.db --catalog-property warehouse=file:///data/warehouse
+
+The job needs neither Spark nor Java. The catalog is configured as in pyiceberg: in `.pyiceberg.yaml`, in environment
+variables, or with `--catalog-property`. The table contains the offsets up to which the topic was copied, so there is no
+checkpoint, and a run on another host continues where the last run stopped. Several runs may copy to the same table.
+
+Without `--follow`, the job ends when it has written the records that existed at its start. After a commit, the job also
+merges small files and removes old snapshots. See `sparklog.jobs.common` for exit codes.
+"""
+
+# Do not import annotations from __future__: `parse` evaluates the annotations in this module.
+from collections.abc import Sequence
+from contextlib import closing
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Annotated, Any
+
+from pyiceberg.catalog import Catalog, load_catalog
+
+from sparklog.console.options import integer_option, name_and_value, parse_age
+from sparklog.console.parameters import Option
+from sparklog.errors import BadRequest, Conflict, SparklogError, Unavailable
+from sparklog.jobs.common import job, parse
+from sparklog.jobs.table_options import TableJob
+from sparklog.log.state.view import LogView
+from sparklog.output import log
+from sparklog.tables.copy import CopyReport
+from sparklog.tables.iceberg import IcebergTable
+from sparklog.tables.iceberg_maintenance import (
+    MaintenanceReport,
+    check_unreferenced_age,
+    delete_unreferenced_files,
+    expire_snapshots,
+    merge_small_files,
+)
+
+MERGE_INTERVAL_MS, EXPIRE_INTERVAL_MS = 60_000, 3_600_000
+"""The minimum time between two merges of small files, and between two removals of old snapshots."""
+
+
+@dataclass(kw_only=True)
+class ToIceberg(TableJob):
+    """Options of the job."""
+
+    table: Annotated[str, Option(metavar="NAMESPACE.TABLE", help="Table to write. It is created if it does not exist.")]
+    catalog: Annotated[
+        str | None,
+        Option(
+            metavar="NAME", help="Catalog in pyiceberg's configuration.", show_default="pyiceberg's default catalog"
+        ),
+    ] = None
+    catalog_property: Annotated[
+        list[str] | None,
+        Option(metavar="PROPERTY=VALUE", help="Property of the catalog, such as uri. May be repeated."),
+    ] = None
+    max_files_per_partition: Annotated[
+        int,
+        integer_option(
+            text="Merge the small files of a partition if it has more of them than this number. 0 never merges them."
+        ),
+    ] = 64
+    snapshot_age: Annotated[
+        str,
+        Option(metavar="AGE|never", help="Remove snapshots that are older than this age, such as 6h or 5d."),
+    ] = "1d"
+    delete_unreferenced: Annotated[
+        str | None,
+        Option(
+            metavar="AGE",
+            help="Delete files that belong to no snapshot, such as files of interrupted runs, if they are older than"
+            " this age. The minimum is 1d.",
+            show_default="keep them",
+        ),
+    ] = None
+    identifier: tuple[str, ...] = field(init=False)
+    properties: dict[str, str] = field(init=False)
+    snapshot_age_ms: int | None = field(init=False)
+    unreferenced_age_ms: int | None = field(init=False)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.identifier = tuple(self.table.split("."))
+        if len(self.identifier) < 2 or not all(self.identifier):
+            raise BadRequest(f"--table must be NAMESPACE.TABLE, found '{self.table}'")
+        self.properties = dict(name_and_value(text, "--catalog-property") for text in self.catalog_property or ())
+        self.snapshot_age_ms = None
+        if self.snapshot_age != "never":
+            self.snapshot_age_ms = parse_age(self.snapshot_age, "--snapshot-age")
+        self.unreferenced_age_ms = None
+        if self.delete_unreferenced is not None:
+            self.unreferenced_age_ms = parse_age(self.delete_unreferenced, "--delete-unreferenced")
+            check_unreferenced_age(self.unreferenced_age_ms)
+
+
+def open_catalog(name: str | None, properties: dict[str, str]) -> Catalog:
+    """Load a catalog. Raises `BadRequest` if its configuration is invalid or a package is missing."""
+    try:
+        return load_catalog(name, **properties)
+    except SparklogError:
+        raise
+    except Exception as error:  # Each catalog raises errors of its own libraries.
+        if isinstance(error, OSError):
+            raise Unavailable(f"cannot open the Iceberg catalog: {error}") from error
+        raise BadRequest(
+            f"cannot open the Iceberg catalog: {error}; configure it in .pyiceberg.yaml or with --catalog-property"
+        ) from error
+
+
+class Upkeep:
+    """Maintains the table of a job after commits."""
+
+    def __init__(self, job: ToIceberg, table: IcebergTable, view: LogView) -> None:
+        self._job = job
+        self._table = table
+        self._env = view.env
+        self._due_ms = {"merge": 0, "expire": 0}
+        self.report = MaintenanceReport()
+
+    def __call__(self, report: CopyReport) -> dict[str, Any]:
+        """Do the maintenance that is due. If it fails, the next call repeats it, because the records are copied."""
+        try:
+            self._maintain(report)
+        except (Conflict, Unavailable) as error:
+            log(f"maintenance of table {self._table.name} failed: {error}")
+        return {
+            "merged_files": self.report.merged_files,
+            "expired_snapshots": self.report.expired_snapshots,
+            "deleted_files": len(self.report.deleted_files),
+        }
+
+    def _maintain(self, report: CopyReport) -> None:
+        job, now_ms = self._job, self._env.wall_ms()
+        if job.max_files_per_partition and report.commits and self._is_due("merge", MERGE_INTERVAL_MS):
+            merge_small_files(self._table, job.max_files_per_partition, self._env.new_id, self.report)
+        if not self._is_due("expire", EXPIRE_INTERVAL_MS) or self._table.load() is None:
+            return
+        if job.snapshot_age_ms is not None:
+            expire_snapshots(self._table, now_ms - job.snapshot_age_ms, self.report)
+        if job.unreferenced_age_ms is not None:
+            delete_unreferenced_files(self._table, now_ms, job.unreferenced_age_ms, self.report)
+
+    def _is_due(self, task: str, interval_ms: int) -> bool:
+        now_ms = self._env.boot_ms()
+        if now_ms < self._due_ms[task]:
+            return False
+        self._due_ms[task] = now_ms + interval_ms
+        return True
+
+
+arguments = partial(parse, "to-iceberg", ToIceberg, __doc__)
+
+
+@job("to-iceberg", after_interrupt="the next run continues after the last commit")
+def main(words: Sequence[str]) -> int:
+    options = arguments(words)
+    view = options.open()
+    with closing(open_catalog(options.catalog, options.properties)) as catalog:
+        table = IcebergTable(catalog, options.identifier, view.env.new_id)
+        *namespace, name = options.identifier
+        quarantine = IcebergTable(catalog, (*namespace, f"{name}_quarantine"), view.env.new_id)
+        return options.run("to-iceberg", view, table, quarantine, Upkeep(options, table, view))

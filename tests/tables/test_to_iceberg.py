@@ -1,0 +1,241 @@
+"""Test the job `to-iceberg` with a SQLite catalog and a REST catalog."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from pyiceberg.catalog import Catalog
+from pyiceberg.catalog.sql import SqlCatalog
+
+import sparklog
+from sparklog.jobs import to_iceberg
+from sparklog.jobs.common import DONE, FAILED, INTERRUPTED
+from sparklog.jobs.table_options import TableJob
+from sparklog.log.topic.root import Root, RootView
+from sparklog.testing.world import World
+from tests.tables.iceberg_catalogs import open_catalog, sqlite_properties
+
+USAGE = 2
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Root:
+    root = sparklog.open(tmp_path / "root", create=True)
+    root.create_topic("orders", partitions=2)
+    return root
+
+
+@pytest.fixture
+def catalog(tmp_path: Path) -> Iterator[SqlCatalog]:
+    with SqlCatalog("test", **sqlite_properties(tmp_path)) as catalog:
+        yield catalog
+
+
+def append(root: Root, values: Mapping[str, str | None]) -> None:
+    columns = {"key": pa.array(values.keys()).cast(pa.binary()), "value": pa.array(values.values()).cast(pa.binary())}
+    root.topic("orders").append(pa.table(columns))
+
+
+def words(tmp_path: Path, *more: str, properties: Mapping[str, str] | None = None) -> list[str]:
+    """Return the arguments of a run. `more` may replace the topic and the table."""
+    pairs = (properties or sqlite_properties(tmp_path)).items()
+    catalog = [word for name, value in pairs for word in ("--catalog-property", f"{name}={value}")]
+    defaults = {"--root": str(tmp_path / "root"), "--topic": "orders", "--table": "shop.orders", "--catalog": "test"}
+    given = [word for name, value in defaults.items() if name not in more for word in (name, value)]
+    return [*given, *catalog, *more]
+
+
+def rows(catalog: Catalog, table: str = "orders") -> list[dict[str, Any]]:
+    return catalog.load_table(("shop", table)).scan().to_arrow().to_pylist()
+
+
+def test_append_continues_after_the_last_run(
+    root: Root, catalog: SqlCatalog, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    append(root, {"a": "1", "b": "2"})
+    assert to_iceberg.main(words(tmp_path)) == DONE
+    assert capsys.readouterr().out == "written to shop.orders: 2 records in 1 commit\n"
+    append(root, {"c": "3"})
+    assert to_iceberg.main(words(tmp_path, "--json")) == DONE
+    report = json.loads(capsys.readouterr().out)
+    assert (report["records"], report["commits"], sum(report["next_offsets"].values())) == (1, 1, 3)
+    assert to_iceberg.main(words(tmp_path)) == DONE
+    assert capsys.readouterr().out == "written to shop.orders: no new records\n"
+    assert sorted((row["key"], row["value"]) for row in rows(catalog)) == [(b"a", b"1"), (b"b", b"2"), (b"c", b"3")]
+
+
+def test_upsert_of_json_with_a_quarantine(
+    root: Root, catalog: SqlCatalog, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    options = (
+        *("--mode", "upsert", "--payload", "json", "--schema", "name STRING", "--key-columns", "id"),
+        *("--bad-records", "quarantine", "--partition-by", "bucket(4, id)"),
+    )
+    append(root, {"1": '{"name":"anna"}', "2": '{"name":"bert"}', "3": "broken"})
+    assert to_iceberg.main(words(tmp_path, *options)) == DONE
+    assert "1 bad record" in capsys.readouterr().out
+    append(root, {"1": None, "2": '{"name":"berta"}', "4": '{"name":"dora"}'})
+    assert to_iceberg.main(words(tmp_path, *options)) == DONE
+    assert "1 key deleted" in capsys.readouterr().out
+    assert sorted((row["id"], row["name"]) for row in rows(catalog)) == [("2", "berta"), ("4", "dora")]
+    [bad] = rows(catalog, "orders_quarantine")
+    assert (bad["key"], bad["value"]) == (b"3", b"broken")
+    assert str(catalog.load_table(("shop", "orders")).spec().fields[0].transform) == "bucket[4]"
+
+
+def test_starting_offsets_of_a_new_table(root: Root, catalog: SqlCatalog, tmp_path: Path) -> None:
+    topic = root.topic("orders")
+    for number in range(4):
+        topic.append(pa.table({"value": [b"%d" % number], "partition": pa.array([0], pa.int32())}))
+    assert to_iceberg.main(words(tmp_path, "--starting-offsets", '{"orders":{"0":3,"1":-1}}')) == DONE
+    assert [row["_offset"] for row in rows(catalog)] == [3]
+
+
+def test_small_files_are_merged_and_snapshots_expire(root: Root, catalog: SqlCatalog, tmp_path: Path) -> None:
+    options = ("--max-files-per-partition", "3", "--snapshot-age", "0s")
+    for number in range(12):
+        append(root, {f"{number}": "x"})
+        assert to_iceberg.main(words(tmp_path, *options)) == DONE
+        table = catalog.load_table(("shop", "orders"))
+        assert len(list(table.scan().plan_files())) <= 3
+    assert len(table.snapshots()) == 1
+    assert sorted(row["key"] for row in rows(catalog)) == sorted(b"%d" % number for number in range(12))
+
+
+def test_follow_copies_new_records_until_it_is_interrupted(
+    catalog: SqlCatalog, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    root = World().root()
+    root.create_topic("orders", partitions=2)
+    append(root, {"0": "x"})
+    pauses: list[float] = []
+
+    def sleep(seconds: float) -> None:
+        pauses.append(seconds)
+        if len(pauses) == 5:
+            raise KeyboardInterrupt
+        if len(pauses) < 4:
+            append(root, {f"{len(pauses)}": "x"})
+
+    view = RootView(root)
+    monkeypatch.setattr(view, "env", replace(view.env, sleep=sleep))
+    monkeypatch.setattr(TableJob, "open", lambda _: view)
+    assert to_iceberg.main(words(tmp_path, "--follow", "--interval", "20 seconds")) == INTERRUPTED
+    assert capsys.readouterr().err == (
+        "sparklog to-iceberg: interrupted: 4 records in 4 commits; the next run continues after the last commit\n"
+    )
+    assert sorted(row["key"] for row in rows(catalog)) == [b"0", b"1", b"2", b"3"]
+    assert all(0 < pause <= 20 for pause in pauses)
+
+
+def test_failed_maintenance_does_not_fail_the_job(
+    root: Root, catalog: SqlCatalog, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The records are copied, and the next run maintains the table."""
+    with open_catalog("rest", tmp_path) as rest:
+        assert rest.server is not None
+        append(root, {"0": "x"})
+        assert to_iceberg.main(words(tmp_path, properties=rest.properties)) == DONE
+        append(root, {"1": "x"})
+
+        def fail_second_commit() -> None:
+            assert rest.server is not None
+            rest.server.faults.append("error 500")
+
+        rest.server.after_commit = fail_second_commit
+        options = ("--max-files-per-partition", "1", "--snapshot-age", "never")
+        assert to_iceberg.main(words(tmp_path, *options, properties=rest.properties)) == DONE
+    assert "maintenance of table shop.orders failed: the result of a commit" in capsys.readouterr().err
+    assert sorted(row["key"] for row in rows(catalog)) == [b"0", b"1"]
+
+
+def test_records_are_copied_once_if_responses_are_lost(root: Root, tmp_path: Path) -> None:
+    with open_catalog("rest", tmp_path) as rest:
+        assert rest.server is not None
+        for number, fault in enumerate(("lost response", "sent twice", "lost response")):
+            append(root, {f"{number}": "x"})
+            if number:
+                rest.server.faults.append(fault)
+            assert to_iceberg.main(words(tmp_path, properties=rest.properties)) == DONE
+        assert sorted(row["key"] for row in rows(rest.catalog)) == [b"0", b"1", b"2"]
+        assert rest.server.commits == 4
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (("--table", "orders"), "--table must be NAMESPACE.TABLE, found 'orders'"),
+        (("--catalog-property", "uri"), "expected NAME=VALUE, found 'uri'"),
+        (("--partition-by", "hour(_timestamp)"), r"--partition-by must be day\(COLUMN\), bucket\(N, COLUMN\) or none"),
+        (("--snapshot-age", "5"), "expected a period such as 90s, 45m, 3h or 2d, found '5'"),
+        (("--delete-unreferenced", "1h"), "at least 24 hours old"),
+        (("--payload", "json"), "--payload json requires --schema"),
+        (("--interval", "5s"), "--interval requires --follow"),
+    ],
+)
+def test_wrong_options(
+    tmp_path: Path, options: tuple[str, ...], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        to_iceberg.main(words(tmp_path, *options))
+    assert ended.value.code == USAGE
+    error = capsys.readouterr().err
+    assert len(error.splitlines()) == 1
+    assert re.search(message, error), error
+
+
+@pytest.mark.parametrize(
+    ("properties", "message"),
+    [
+        ({"type": "rest", "uri": "http://127.0.0.1:9"}, "cannot open the Iceberg catalog: .*refused"),
+        ({"type": "sql"}, "cannot open the Iceberg catalog"),
+        ({"type": "nothing"}, "cannot open the Iceberg catalog"),
+    ],
+)
+def test_wrong_catalogs(
+    root: Root, tmp_path: Path, properties: dict[str, str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert root
+    assert to_iceberg.main(words(tmp_path, properties=properties)) == FAILED
+    error = capsys.readouterr().err
+    assert re.search(message, error), error
+    assert len(error.splitlines()) == 1
+
+
+def test_missing_topic_is_reported_before_the_catalog_is_opened(
+    root: Root, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert root
+    assert to_iceberg.main(words(tmp_path, "--topic", "nothing")) == FAILED
+    assert "topic 'nothing' does not exist" in capsys.readouterr().err
+    assert not (tmp_path / "catalog.db").exists()
+
+
+def sparklog_without(package: str, *line: str) -> subprocess.CompletedProcess[str]:
+    """Run a command in a process that cannot import a package."""
+    program = f"import sys; sys.modules[{package!r}] = None; from sparklog.cli import main; main()"
+    command = [sys.executable, "-c", program, *line]
+    return subprocess.run(command, capture_output=True, text=True, check=False)
+
+
+def test_the_job_does_not_need_spark(root: Root, catalog: SqlCatalog, tmp_path: Path) -> None:
+    append(root, {"a": "1"})
+    result = sparklog_without("pyspark", "to-iceberg", *words(tmp_path))
+    assert (result.returncode, result.stderr) == (0, "")
+    assert [row["key"] for row in rows(catalog)] == [b"a"]
+
+
+def test_missing_package_is_named(tmp_path: Path) -> None:
+    result = sparklog_without("pyiceberg", "to-iceberg", *words(tmp_path))
+    assert result.returncode == 1
+    assert "sparklog to-iceberg requires pyiceberg: " in result.stderr
+    assert len(result.stderr.splitlines()) == 1
