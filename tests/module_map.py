@@ -30,10 +30,7 @@ INDIRECT: Mapping[str, tuple[str, ...]] = {
     "sparklog/cli/commands/kafka_logs.py": ("tests/cli/test_import.py", "tests/cli/test_export.py"),
     "sparklog/cli/commands/storage.py": ("tests/cli/test_log_dirs.py", "tests/cli/test_delete_records.py"),
     **dict.fromkeys(
-        (
-            f"sparklog/datasource/{name}.py"
-            for name in ("data_loss", "hidden_offsets", "offsets", "planned_ranges", "stream_topics")
-        ),
+        (f"sparklog/datasource/{name}.py" for name in ("data_loss", "hidden_offsets", "planned_ranges")),
         ("tests/datasource/test_stream_plan.py",),
     ),
     "sparklog/format/avro.py": ("tests/format/test_values.py", "tests/cli/test_values.py"),
