@@ -110,3 +110,5 @@ def test_examples_run(tmp_path: Path) -> None:
     for engine in ("duckdb", "polars", "datafusion"):
         pytest.importorskip(engine, reason=f"{engine} is not installed")
     assert run("python-values.md", ["Engines"], tmp_path, names) == 4
+    pytest.importorskip("pyiceberg", reason="pyiceberg is not installed")
+    assert run("python-values.md", ["Table formats"], tmp_path, names) == 2

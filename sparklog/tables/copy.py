@@ -38,7 +38,7 @@ from sparklog.tables.ddl import type_name
 from sparklog.tables.latest import LatestRows
 from sparklog.tables.quarantine import Quarantine
 from sparklog.tables.rows import NewColumns, RowOptions, bad_records, conform, missing_columns, row_decoder
-from sparklog.tables.target import PartitionBy, TableLayout, TableState, TargetTable
+from sparklog.tables.target import PartitionBy, Partitioning, TableLayout, TableState, TargetTable
 from sparklog.tables.watermark import Mode, NewTopic, TopicSnapshot, Watermark, check_watermark
 
 BadRecords = Literal["fail", "skip", "quarantine"]
@@ -68,7 +68,7 @@ class TableCopyOptions:
     bad_records: BadRecords = "fail"
     grow_schema: bool = False
     starting_offsets: Position | None = None
-    partition_by: PartitionBy | Literal["default"] | None = "default"
+    partition_by: Partitioning = "default"
     max_offsets: int = 1_000_000
     fail_on_data_loss: bool = True
     new_topic: NewTopic = "fail"
@@ -168,14 +168,6 @@ class TableCopy:
         ends = {partition: bounds.last_stable for partition, bounds in self._refresh().bounds.items()}
         while self.copy_interval(ends):
             pass
-        return self.report
-
-    def follow(self, interval_s: float, is_stopped: Callable[[], bool]) -> CopyReport:
-        """Copy records until `is_stopped` returns True. Two commits are at least `interval_s` seconds apart."""
-        while not is_stopped():
-            elapsed_ms = self._env.stopwatch()
-            pause_s = interval_s if self.copy_interval() else max(interval_s, self._view.poll_interval_ms / 1000)
-            self._env.sleep(max(0.0, pause_s - elapsed_ms() / 1000))
         return self.report
 
     def copy_interval(self, ends: Mapping[int, int] | None = None) -> bool:

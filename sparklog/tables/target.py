@@ -19,6 +19,7 @@ version, without a comparison of watermarks. Two runs of a copy would then add t
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import IO, Any, Literal, Protocol
@@ -26,6 +27,7 @@ from typing import IO, Any, Literal, Protocol
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from sparklog.errors import BadRequest, shortened
 from sparklog.tables.watermark import Mode, Watermark
 
 
@@ -36,6 +38,24 @@ class PartitionBy:
     transform: Literal["day", "bucket"]
     columns: tuple[str, ...]
     buckets: int = 0
+
+
+Partitioning = PartitionBy | Literal["default"] | None
+"""The partitioning of a new table. None is an unpartitioned table."""
+_DAY, _BUCKET = re.compile(r"day\(([^(),]+)\)"), re.compile(r"bucket\((\d{1,9}), *([^(),]+)\)")
+
+
+def parse_partition_by(text: str | None) -> Partitioning:
+    """Parse a partitioning such as `day(_timestamp)`, `bucket(16, id)` or `none`."""
+    if text is None:
+        return "default"
+    if text == "none":
+        return None
+    if (match := _BUCKET.fullmatch(text)) is not None and int(match[1]) > 0:
+        return PartitionBy("bucket", (match[2].strip(),), int(match[1]))
+    if (match := _DAY.fullmatch(text)) is not None:
+        return PartitionBy("day", (match[1].strip(),))
+    raise BadRequest(f"the partitioning must be day(COLUMN), bucket(N, COLUMN) or none, found {shortened(text)}")
 
 
 @dataclass(frozen=True)

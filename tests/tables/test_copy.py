@@ -268,22 +268,6 @@ def test_missing_topic_is_reported(root: Root, catalog: MemoryCatalog) -> None:
     assert catalog.current is None
 
 
-def test_follow_copies_new_records_until_it_is_stopped() -> None:
-    world, catalog = World(), MemoryCatalog()
-    root = world.root()
-    topic = root.create_topic("t")
-    appended = []
-
-    def is_stopped() -> bool:
-        appended.append(len(appended))
-        append(topic, b"%d" % len(appended))
-        return len(appended) == 4
-
-    table_copy(root, catalog).follow(10, is_stopped)
-    assert catalog.rows()["value"].to_pylist() == [b"1", b"2", b"3"]
-    assert sum(1 for pause in world.slept if 9 < pause <= 10) == 3
-
-
 def test_conflict_with_another_program_commits_the_same_files_again(root: Root, catalog: MemoryCatalog) -> None:
     append(root.create_topic("t"), b"a")
     table = MemoryTable(catalog, "t")

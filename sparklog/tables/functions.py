@@ -1,0 +1,139 @@
+"""The public functions that copy topics to tables. They correspond to the commands with the same names."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypedDict
+
+from sparklog.arguments import NAME, NAMES, checked
+from sparklog.common.settings import ValueType, int64, one_of, option
+from sparklog.log.read.topic_scan import Position
+from sparklog.log.state.view import LogView
+from sparklog.log.topic.root import ROOT, Root, RootView, open_root
+from sparklog.opening import open_view, resolve
+from sparklog.storage.store import Store
+from sparklog.tables.copy import BadRecords, CopyReport, TableCopy, TableCopyOptions
+from sparklog.tables.iceberg_catalog import open_catalog, table_identifier
+from sparklog.tables.rows import RowOptions
+from sparklog.tables.target import TargetTable, parse_partition_by
+from sparklog.tables.watermark import NewTopic
+
+if TYPE_CHECKING:
+    from pyiceberg.catalog import Catalog
+    from typing_extensions import Unpack
+
+RootLike = Root | Store | str | os.PathLike[str]
+_ANY = ValueType("any value", lambda value: True)
+
+
+class TableKeywords(TypedDict, total=False):
+    """Options of a copy to a table (see `to_iceberg`)."""
+
+    # fmt: off
+    mode: Annotated[Literal["append", "upsert"], option("append",
+        "`append` adds one row per record, `upsert` retains the latest record of each key, and tombstones delete rows.",
+        one_of("append", "upsert"))]
+    payload: Annotated[str, option("raw",
+        "`raw` stores keys and values as bytes, `string` as strings. Other formats such as `json` and `avro` store the "
+        "fields of a value as columns.")]
+    schema: Annotated[Any, option(None,
+        "Columns of JSON values such as `id BIGINT, name STRING`, or the schema of the format as in `formats.decode`.",
+        _ANY)]
+    key_columns: Annotated[Sequence[str], option((),
+        "Columns of the record key. A single column contains the key as text, several columns are the fields of a JSON "
+        "object.", NAMES)]
+    headers: Annotated[bool, option(True, "Store the headers of raw and string records.")]
+    bad_records: Annotated[BadRecords, option("fail",
+        "Action for a record that does not match the schema: `fail`, `skip`, or `quarantine` it in TABLE_quarantine.",
+        one_of("fail", "skip", "quarantine"))]
+    grow_schema: Annotated[bool, option(False, "Add missing columns to the table, and widen columns.")]
+    partition_by: Annotated[str | None, option(None,
+        "Partitioning of a new table: `day(COLUMN)`, `bucket(N, COLUMN)` or `none`. Default: `day(_timestamp)`, or "
+        "`bucket(16, KEY)` for upserts.", NAME.or_none())]
+    starting_offsets: Annotated[Position | None, option(None,
+        "Offsets to start at if the table contains no copied records, as `start` of `Topic.scan`.", _ANY)]
+    max_offsets: Annotated[int, option(1_000_000, "Approximate maximum number of records per commit.", int64(1))]
+    fail_on_data_loss: Annotated[bool, option(True,
+        "False continues if records were deleted from the topic before they were copied.")]
+    new_topic: Annotated[NewTopic, option("fail",
+        "`continue` adds the records of a topic that was deleted and created again.", one_of("fail", "continue"))]
+    # fmt: on
+
+
+@checked(TableKeywords, root=ROOT, topic=NAME, table=NAME)
+def to_iceberg(
+    root: RootLike,
+    topic: str,
+    table: str,
+    *,
+    catalog: Catalog | Mapping[str, str] | str | None = None,
+    **options: Unpack[TableKeywords],
+) -> CopyReport:
+    """Copy the current records of a topic to an Iceberg table, exactly once.
+
+    The table contains the offsets up to which the topic was copied. The next call, on any host, continues from there.
+
+    Args:
+        root: An open root, or the location of a root or a Kafka log directory.
+        topic: The name of the topic.
+        table: The namespace and the name of the table. The table is created if it does not exist.
+        catalog: A pyiceberg catalog, its properties, or its name in pyiceberg's configuration.
+
+    Returns:
+        A report with the numbers of copied records, rows, bad records and commits, and the next offsets.
+
+    Raises:
+        NotFound: If the topic does not exist.
+        BadRequest: If an option is invalid, a record does not match the schema, or the table contains another topic.
+        Conflict: If other programs prevented a commit for ten minutes.
+        Unavailable: If the catalog or the storage is not available.
+
+    Example:
+        catalog = {"type": "sql", "uri": "sqlite:////data/catalog.db", "warehouse": "file:///data/warehouse"}
+        report = sparklog.to_iceberg("/data/log", "orders", "shop.orders", catalog=catalog)
+        print(report.records, report.next_offsets)
+    """
+    from sparklog.tables.iceberg import IcebergTable
+
+    opened: Any = catalog
+    if catalog is None or isinstance(catalog, (str, Mapping)):
+        name, properties = (None, catalog) if isinstance(catalog, Mapping) else (catalog, {})
+        opened = open_catalog(name, properties)
+    *namespace, name_of_table = table_identifier(table)
+    view = _view(root)
+    target = IcebergTable(opened, (*namespace, name_of_table), view.env.new_id)
+    quarantine = IcebergTable(opened, (*namespace, f"{name_of_table}_quarantine"), view.env.new_id)
+    return copy_topic(view, topic, target, quarantine, options)
+
+
+def copy_topic(
+    view: LogView, topic: str, target: TargetTable, quarantine: TargetTable, options: TableKeywords
+) -> CopyReport:
+    """Copy the current records of a topic to a table."""
+    rows = RowOptions(
+        options.get("payload", "raw"),
+        options.get("mode", "append") == "upsert",
+        options.get("schema"),
+        tuple(options.get("key_columns", ())),
+        options.get("headers", True),
+    )
+    copy_options = TableCopyOptions(
+        rows=rows,
+        bad_records=options.get("bad_records", "fail"),
+        grow_schema=options.get("grow_schema", False),
+        starting_offsets=options.get("starting_offsets"),
+        partition_by=parse_partition_by(options.get("partition_by")),
+        max_offsets=options.get("max_offsets", 1_000_000),
+        fail_on_data_loss=options.get("fail_on_data_loss", True),
+        new_topic=options.get("new_topic", "fail"),
+    )
+    return TableCopy(view, topic, target, copy_options, quarantine).copy_existing()
+
+
+def _view(root: RootLike) -> LogView:
+    if isinstance(root, Root):
+        return RootView(root)
+    if isinstance(root, Store):
+        return RootView(open_root(root))
+    return open_view(resolve(os.fspath(root)), tailing=False)

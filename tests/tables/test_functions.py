@@ -1,0 +1,82 @@
+"""The public functions that copy topics to tables."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+
+import sparklog
+from sparklog.errors import BadRequest, NotFound
+from sparklog.tables.iceberg_catalog import open_catalog, table_identifier
+from sparklog.tables.target import PartitionBy, parse_partition_by
+
+pyiceberg = pytest.importorskip("pyiceberg.catalog", reason="pyiceberg is not installed")
+
+
+def properties(folder: Path) -> dict[str, str]:
+    return {"type": "sql", "uri": f"sqlite:///{folder}/catalog.db", "warehouse": f"file://{folder}/warehouse"}
+
+
+def test_topic_is_copied_to_an_iceberg_table(tmp_path: Path) -> None:
+    topic = sparklog.open(tmp_path / "log", create=True).create_topic("t")
+    topic.append(pa.table({"key": ["1", "2", "1"], "value": ['{"name": "a"}', '{"name": "b"}', "x"]}))
+    options = {"payload": "json", "schema": "id INT, name STRING", "key_columns": ["id"], "bad_records": "quarantine"}
+    report = sparklog.to_iceberg(tmp_path / "log", "t", "shop.t", catalog=properties(tmp_path), **options)  # type: ignore[arg-type]
+    assert (report.records, report.rows, report.bad_records, report.next_offsets) == (3, 2, 1, {0: 3})
+    catalog = pyiceberg.load_catalog("default", **properties(tmp_path))
+    topic.append(pa.table({"key": ["3"], "value": ["{}"]}))
+    assert sparklog.to_iceberg(topic.root, "t", "shop.t", catalog=catalog, **options).records == 1  # type: ignore[arg-type]
+    rows = catalog.load_table("shop.t").scan().to_arrow().sort_by("_offset").to_pylist()
+    assert [(row["id"], row["name"], row["_offset"]) for row in rows] == [(1, "a", 0), (2, "b", 1), (3, None, 3)]
+    (bad,) = catalog.load_table("shop.t_quarantine").scan().to_arrow().to_pylist()
+    assert (bad["offset"], bad["value"], bad["reason"]) == (2, b"x", "the value is not a JSON object")
+
+
+def test_upsert_replaces_and_deletes_rows(tmp_path: Path) -> None:
+    topic = sparklog.open(tmp_path / "log", create=True).create_topic("t")
+    catalog = pyiceberg.load_catalog("default", **properties(tmp_path))
+    for keys, values in ((["a", "b"], ["1", "2"]), (["a", "c", "b"], ["3", "4", None])):
+        topic.append(pa.table({"key": keys, "value": values}))
+        sparklog.to_iceberg(topic.root, "t", "shop.t", catalog=catalog, mode="upsert", payload="string")
+    rows = catalog.load_table("shop.t").scan().to_arrow().sort_by("key").select(["key", "value"]).to_pylist()
+    assert rows == [{"key": "a", "value": "3"}, {"key": "c", "value": "4"}]
+
+
+def test_invalid_arguments(tmp_path: Path) -> None:
+    root = sparklog.open(tmp_path / "log", create=True)
+    root.create_topic("t")
+    catalog = properties(tmp_path)
+    with pytest.raises(BadRequest, match=r"expected a table such as namespace\.table, found 't'"):
+        sparklog.to_iceberg(root, "t", "t", catalog=catalog)
+    with pytest.raises(BadRequest, match="mode must be append or upsert"):
+        sparklog.to_iceberg(root, "t", "shop.t", catalog=catalog, mode="merge")  # type: ignore[arg-type]
+    with pytest.raises(BadRequest, match="cannot open the Iceberg catalog"):
+        sparklog.to_iceberg(root, "t", "shop.t", catalog={"type": "unknown"})
+    with pytest.raises(NotFound, match="topic 'u' does not exist"):
+        sparklog.to_iceberg(root, "u", "shop.u", catalog=catalog)
+
+
+def test_identifiers_of_tables() -> None:
+    assert table_identifier("a.b.t") == ("a", "b", "t")
+    for text in ("", "t", "a.", ".t", "a..t"):
+        with pytest.raises(BadRequest, match=r"namespace\.table"):
+            table_identifier(text)
+
+
+def test_catalog_without_pyiceberg(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "pyiceberg.catalog", None)
+    with pytest.raises(BadRequest, match=r"Iceberg tables require pyiceberg: .*pip install"):
+        open_catalog(None, {})
+
+
+def test_partitioning() -> None:
+    assert parse_partition_by(None) == "default"
+    assert parse_partition_by("none") is None
+    assert parse_partition_by("day(_timestamp)") == PartitionBy("day", ("_timestamp",))
+    assert parse_partition_by("bucket(8, id)") == PartitionBy("bucket", ("id",), 8)
+    for text in ("bucket(0, id)", "hour(x)", "day()", ""):
+        with pytest.raises(BadRequest, match="the partitioning must be day"):
+            parse_partition_by(text)
