@@ -13,9 +13,16 @@ from sparklog.common.parsing import INT32_MAX, is_digits
 from sparklog.common.units import count
 from sparklog.console.options import SourceOption, comma_separated, integer_option, parse_age
 from sparklog.console.parameters import JsonOption, Option
+from sparklog.console.schema_registry import (
+    RegistryCacheOption,
+    RegistryConfigOption,
+    RegistryOption,
+    open_registry,
+)
 from sparklog.console.terminal import read_text
 from sparklog.datasource.options import parse_options
 from sparklog.errors import BadRequest
+from sparklog.format.values import SCHEMA_FORMATS
 from sparklog.jobs.common import DONE
 from sparklog.log.journal.names import check_topic_name
 from sparklog.log.read.topic_scan import OffsetSpec, Position
@@ -29,7 +36,12 @@ from sparklog.tables.target import PartitionBy, TargetTable
 _SPARK_PERIOD = re.compile(r"(\d+) (second|minute|hour)s?")
 _BUCKET = re.compile(r"bucket\((\d+), *([^(),]+)\)")
 _DAY = re.compile(r"day\(([^(),]+)\)")
-SCHEMA_OF = {"json": "columns such as 'id BIGINT, name STRING'", "avro": "the file of the Avro schema"}
+SCHEMA_OF = {
+    "json": "columns such as 'id BIGINT, name STRING'",
+    "avro": "the file of the Avro schema",
+    "json-schema": "the file of the JSON Schema",
+    "protobuf": "the file of the Protobuf schema",
+}
 PartitionOption = PartitionBy | Literal["default"] | None
 
 
@@ -68,17 +80,20 @@ class TableJob:
         Option(help="Write one row per record (append), or one row per key with its latest record (upsert)."),
     ] = "append"
     payload: Annotated[
-        Literal["raw", "string", "json", "avro"],
-        Option(help="Write values as bytes (raw) or strings, or parse values as JSON or Avro."),
+        Literal["raw", "string", "json", "avro", "json-schema", "protobuf"],
+        Option(help="Write values as bytes (raw) or strings, or parse values in the other formats."),
     ] = "raw"
     schema: Annotated[
         str | None,
         Option(
             metavar="DDL|[ID=]FILE",
-            help="Columns of JSON values in DDL format, or the Avro schema file. If a schema registry was used,"
-            " specify ID=FILE.",
+            help="Columns of JSON values in DDL format, or the schema file of another format. If a schema registry was"
+            " used, specify ID=FILE, or --schema-registry instead.",
         ),
     ] = None
+    schema_registry: RegistryOption = None
+    registry_config: RegistryConfigOption = None
+    registry_cache: RegistryCacheOption = None
     key_column_list: Annotated[
         str | None,
         Option(
@@ -141,12 +156,10 @@ class TableJob:
     def __post_init__(self) -> None:
         check_topic_name(self.topic)
         self.interval_ms = parse_period(self.interval, "--interval")
-        if self.payload in SCHEMA_OF and self.schema is None:
-            raise BadRequest(f"--payload {self.payload} requires --schema: {SCHEMA_OF[self.payload]}")
         rows = RowOptions(
             self.payload,
             self.mode == "upsert",
-            _read_schema(self.schema) if self.payload == "avro" and self.schema is not None else self.schema,
+            self._schema(),
             comma_separated([self.key_column_list or ""]),
             self.headers,
         )
@@ -160,6 +173,20 @@ class TableJob:
             fail_on_data_loss=not self.no_fail_on_data_loss,
             new_topic=self.new_topic,
         )
+
+    def _schema(self) -> Any:
+        """Return the schema of the values, or the subject of the topic if there is a schema registry."""
+        registry = open_registry(self.schema_registry, self.registry_config, self.registry_cache)
+        if registry is not None:
+            if self.payload not in SCHEMA_FORMATS:
+                names = ", ".join(SCHEMA_FORMATS)
+                raise BadRequest(f"a schema registry requires --payload with one of {names}")
+            if self.schema is not None:
+                raise BadRequest("omit --schema, because the schema registry contains the schemas")
+            return registry.subject(f"{self.topic}-value")
+        if self.payload in SCHEMA_OF and self.schema is None:
+            raise BadRequest(f"--payload {self.payload} requires --schema: {SCHEMA_OF[self.payload]}")
+        return _read_schema(self.schema) if self.payload in SCHEMA_FORMATS and self.schema else self.schema
 
     def open(self) -> LogView:
         """Open the source. Raises `NotFound` if it or the topic does not exist."""
@@ -228,7 +255,7 @@ def _progress(report: CopyReport) -> str:
 
 
 def _read_schema(text: str) -> Any:
-    """Read an Avro schema file, or `ID=FILE` for values with the id of a schema registry."""
+    """Read a schema file, or `ID=FILE` for values with the id of a schema registry."""
     number, equals, file = text.partition("=")
     framed = bool(equals) and is_digits(number) and int(number) <= INT32_MAX
     schema = read_text(Path(file if framed else text), "--schema")

@@ -94,8 +94,8 @@ RIGHT: Mapping[str, Mapping[str, str | None]] = {
 INSTEAD: Mapping[str, Mapping[str, str | None]] = {
     "--key-schema": {"--key-format": "avro", "--key-separator": ":"},
     "--value-schema": {"--value-format": "avro"},
-    "--schema-registry": {"--value-format": "avro"},
-    "--registry-config": {"--value-format": "avro", "--schema-registry": "http://127.0.0.1:1"},
+    "--schema-registry": {"--value-format": "avro", "--payload": "avro"},
+    "--registry-config": {"--value-format": "avro", "--payload": "avro", "--schema-registry": "http://127.0.0.1:1"},
     "--payload-delimiter": {"--payload-file": "{p}/file"},
     "--schema": {"--payload": "json"},
     "--max-age": {"--root": "{r}"},

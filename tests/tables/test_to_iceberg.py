@@ -22,6 +22,7 @@ from sparklog.jobs.common import DONE, FAILED, INTERRUPTED
 from sparklog.jobs.table_options import TableJob
 from sparklog.log.topic.root import Root, RootView
 from sparklog.testing.world import World
+from tests.support.servers import schema_registry
 from tests.tables.iceberg_catalogs import open_catalog, sqlite_properties
 
 USAGE = 2
@@ -90,6 +91,53 @@ def test_upsert_of_json_with_a_quarantine(
     [bad] = rows(catalog, "orders_quarantine")
     assert (bad["key"], bad["value"]) == (b"3", b"broken")
     assert str(catalog.load_table(("shop", "orders")).spec().fields[0].transform) == "bucket[4]"
+
+
+@pytest.mark.parametrize(
+    ("payload", "schema_type", "old", "new", "prefix", "values"),
+    [
+        (
+            *("avro", "AVRO"),
+            '{"type": "record", "name": "A", "fields": [{"name": "id", "type": "long"}]}',
+            (
+                '{"type": "record", "name": "A", "fields": [{"name": "id", "type": "long"},'
+                ' {"name": "item", "type": ["null", "string"], "default": null}]}'
+            ),
+            b"",
+            (b"\2", b"\4\2\2x"),
+        ),
+        (
+            *("json-schema", "JSON"),
+            '{"type": "object", "properties": {"id": {"type": "integer"}}}',
+            '{"type": "object", "properties": {"id": {"type": "integer"}, "item": {"type": "string"}}}',
+            b"",
+            (b'{"id": 1}', b'{"id": 2, "item": "x"}'),
+        ),
+        (
+            *("protobuf", "PROTOBUF"),
+            'syntax = "proto3"; message A { int64 id = 1; }',
+            'syntax = "proto3"; message A { int64 id = 1; optional string item = 2; }',
+            b"\0",
+            (b"\x08\1", b"\x08\2\x12\1x"),
+        ),
+    ],
+)
+def test_values_of_a_schema_registry(
+    root: Root, catalog: SqlCatalog, tmp_path: Path, payload: str, schema_type: str, old: str, new: str, prefix: bytes,
+    values: tuple[bytes, bytes],
+) -> None:  # fmt: skip
+    """The table has the columns of the latest schema of the subject, and grows with it."""
+    for module in {"avro": ["fastavro"], "protobuf": ["grpc_tools"]}.get(payload, []):
+        pytest.importorskip(module)
+    topic = root.topic("orders")
+    with schema_registry.running() as server:
+        options = ("--payload", payload, "--schema-registry", server.url, "--bad-records", "skip", "--grow-schema")
+        for schema, value in ((old, values[0]), (new, values[1])):
+            number = server.register("orders-value", schema, schema_type)
+            topic.append(pa.table({"value": [b"\0" + number.to_bytes(4, "big") + prefix + value, b"broken"]}))
+            assert to_iceberg.main(words(tmp_path, *options)) == DONE
+    found = sorted((row["id"], row["item"]) for row in rows(catalog))
+    assert found == [(1, None), (2, "x")]
 
 
 def test_starting_offsets_of_a_new_table(root: Root, catalog: SqlCatalog, tmp_path: Path) -> None:
@@ -180,6 +228,12 @@ def test_records_are_copied_once_if_responses_are_lost(root: Root, tmp_path: Pat
         (("--delete-unreferenced", "1h"), "at least 24 hours old"),
         (("--payload", "json"), "--payload json requires --schema"),
         (("--interval", "5s"), "--interval requires --follow"),
+        (("--payload", "protobuf"), "--payload protobuf requires --schema: the file of the Protobuf schema"),
+        (("--schema-registry", "http://h"), "a schema registry requires --payload with one of avro, json-schema"),
+        (
+            ("--payload", "avro", "--schema", "x", "--schema-registry", "http://h"),
+            "omit --schema, because the schema registry contains the schemas",
+        ),
     ],
 )
 def test_wrong_options(
