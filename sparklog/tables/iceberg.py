@@ -115,13 +115,20 @@ class IcebergTable:
                         self._identifier, schema, partition_spec=spec, properties=properties
                     )
                 except NoSuchNamespaceError:
-                    self._catalog.create_namespace_if_not_exists(self._identifier[:-1])
+                    self._create_namespace(self._identifier[:-1])
                     table = self._catalog.create_table(
                         self._identifier, schema, partition_spec=spec, properties=properties
                     )
             except TableAlreadyExistsError:
                 table = self._catalog.load_table(self._identifier)
         return self._state(table)
+
+    def _create_namespace(self, namespace: tuple[str, ...]) -> None:
+        try:
+            self._catalog.create_namespace_if_not_exists(namespace)
+        except Exception:  # SQL catalogs raise a database error if another process creates it at the same time.
+            if not self._catalog.namespace_exists(namespace):
+                raise
 
     def add_columns(self, state: TableState, columns: Sequence[pa.Field]) -> TableState:
         table: Table = state.handle

@@ -7,7 +7,9 @@ programs change the table: they merge files, expire snapshots, set properties an
 from __future__ import annotations
 
 import itertools
+import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from datetime import datetime, timedelta
 from pathlib import Path
@@ -21,8 +23,11 @@ from pyiceberg.io.pyarrow import PyArrowFileIO
 import sparklog
 from sparklog.jobs import to_iceberg
 from sparklog.jobs.common import DONE
+from sparklog.opening import open_view, resolve
+from sparklog.tables.copy import TableCopy, TableCopyOptions
 from sparklog.tables.iceberg import IcebergTable
 from sparklog.tables.iceberg_maintenance import MaintenanceReport, merge_small_files
+from sparklog.tables.rows import RowOptions
 from sparklog.transactions.producer import transactional
 from tests.tables.iceberg_catalogs import new_id, sqlite_properties
 
@@ -167,3 +172,26 @@ def test_kills_of_the_first_run(tmp_path: Path, mode: str) -> None:
         copies.run()
         assert copies.rows() == copies.expected(), f"killed at point {at}"
     assert at > 6
+
+
+@pytest.mark.parametrize("mode", ["append", "upsert"])
+def test_two_copies_at_the_same_time(tmp_path: Path, mode: str) -> None:
+    """Each thread has its own connection to the database of the catalog, as two processes would have."""
+    copies = Copies(tmp_path, mode)
+    for number in range(3):
+        copies.produce(number)
+    options = TableCopyOptions(RowOptions(upsert=mode == "upsert"), max_offsets=6)
+    begin = threading.Barrier(2)
+
+    def copy(_: int) -> int:
+        with SqlCatalog("test", **sqlite_properties(tmp_path)) as catalog:
+            view = open_view(resolve(str(tmp_path / "root")), tailing=False)
+            begin.wait()
+            return TableCopy(view, "orders", IcebergTable(catalog, NAME, new_id), options).copy_existing().commits
+
+    # Two processes cannot create the tables of the database at the same time.
+    SqlCatalog("test", **sqlite_properties(tmp_path)).close()
+    with ThreadPoolExecutor(2) as threads:
+        commits = list(threads.map(copy, range(2)))
+    assert sum(commits) >= 3
+    assert copies.rows() == copies.expected()
