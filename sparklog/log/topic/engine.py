@@ -19,7 +19,6 @@ from sparklog.log.journal.entry_log import EntryKind, EntryLog, StateEntry
 from sparklog.log.journal.names import topic_names
 from sparklog.log.journal.seen_state import RootAccess
 from sparklog.log.state.commit import Commit, Txn
-from sparklog.log.state.commit_intents import DeleteIntent, Intent
 from sparklog.log.state.commit_log import CommitLog
 from sparklog.log.state.configs import TopicConfigs
 from sparklog.log.state.slice_table import Snapshot
@@ -33,6 +32,7 @@ from sparklog.storage.parallel_reads import read_each
 from sparklog.storage.store import Store
 
 if TYPE_CHECKING:
+    from sparklog.log.state.commit_intents import Intent
     from sparklog.log.topic.commit_queue import CommitQueue
     from sparklog.log.write.append_target import AppendOutcome, AppendTarget
 
@@ -185,6 +185,8 @@ class TopicLog(CommitLog):
 
         If another process has deleted the topic, or has also created it again, return True.
         """
+        from sparklog.log.state.commit_intents import DeleteIntent
+
         try:
             self.commit(DeleteIntent(created.topic_id, created.version))
         except NotFound:
