@@ -6,7 +6,7 @@ import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args
 
 from click import BadParameter
 
@@ -45,14 +45,15 @@ class Formats:
     key_format: Annotated[
         Format | None,
         Option(
-            help="Format of keys. Numbers use the encoding of Kafka's serializers. Avro and Protobuf are printed as"
-            " JSON.",
+            metavar="FORMAT",
+            help=f"Format of keys: {', '.join(get_args(Format)[:-1])} or {get_args(Format)[-1]}. Numbers use the"
+            " encoding of Kafka's serializers. Avro and Protobuf are printed as JSON.",
             show_default="bytes",
         ),
     ] = None
-    value_format: Annotated[Format | None, Option(help="Format of values. See --key-format.", show_default="bytes")] = (
-        None
-    )
+    value_format: Annotated[
+        Format | None, Option(metavar="FORMAT", help="Format of values. See --key-format.", show_default="bytes")
+    ] = None
     key_schema: Annotated[list[str] | None, Option(metavar="[ID=]FILE", help=SCHEMA_HELP.format("keys"))] = None
     value_schema: Annotated[list[str] | None, Option(metavar="[ID=]FILE", help=SCHEMA_HELP.format("values"))] = None
     schema_registry: RegistryOption = None
