@@ -170,9 +170,9 @@ class Broker:
             known = self.data / file
             offsets = parse_offsets(known.read_bytes()) if known.exists() else {}
             moved = parse_offsets((exported / file).read_bytes()) if (exported / file).exists() else {}
-            for (name_there, partition), offset in moved.items():
+            for (name_there, number), offset in moved.items():
                 if name_there == topic:
-                    offsets[there, partition] = offset
+                    offsets[there, number] = offset
             known.write_bytes(offsets_to_bytes(offsets))
         for file in (RECOVERY_POINTS_FILE, CLEAN_SHUTDOWN_FILE):
             (self.data / file).unlink(missing_ok=True)

@@ -41,6 +41,10 @@ INDIRECT: Mapping[str, tuple[str, ...]] = {
         "tests/log/read/test_key_filters.py",
         "tests/log/read/test_sealed_seeks.py",
     ),
+    "sparklog/log/topic/prepared_appends.py": (
+        "tests/log/topic/test_append_calls.py",
+        "tests/log/topic/test_commit_queue.py",
+    ),
     "sparklog/log/topic/expiring.py": ("tests/cli/test_expiring.py",),
     "sparklog/console/schema_registry.py": ("tests/cli/test_schema_registry.py",),
     "sparklog/schemas/disk_cache.py": ("tests/schemas/test_registry.py",),
@@ -101,6 +105,7 @@ INDIRECT: Mapping[str, tuple[str, ...]] = {
     "sparklog/serve/apis/groups.py": ("tests/serve/test_groups.py",),
     "sparklog/serve/apis/metadata.py": ("tests/serve/test_reading.py",),
     "sparklog/serve/apis/produce.py": ("tests/serve/test_producing.py",),
+    "sparklog/serve/batch_file.py": ("tests/serve/test_producing.py", "tests/serve/test_producer_sequences.py"),
     "sparklog/serve/authorized_operations.py": ("tests/serve/test_requests.py",),
     "sparklog/serve/new_topics.py": ("tests/serve/test_like_a_broker.py",),
     "sparklog/cli/header_filter.py": ("tests/cli/test_wrong_inputs.py",),
@@ -111,6 +116,7 @@ INDIRECT: Mapping[str, tuple[str, ...]] = {
         "tests/tools/inspection/test_dump_batches.py",
     ),
     "sparklog/tools/repair/commit_fixes.py": ("tests/tools/repair/test_lost_commits.py",),
+    "sparklog/tables/iceberg_schema.py": ("tests/tables/test_iceberg.py",),
     "sparklog/tools/verification/unreferenced.py": ("tests/tools/verification/test_damage.py",),
     "sparklog/tools/verification/defaults_copy.py": ("tests/log/topic/test_lost_defaults.py",),
 }

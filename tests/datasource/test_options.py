@@ -19,7 +19,7 @@ from sparklog.datasource.option_table import (
 from sparklog.datasource.options import Bound, ReadOptions, SinkOptions, Subscription, parse_options
 from sparklog.errors import BadRequest
 from sparklog.format.record_batch import CODECS
-from sparklog.format.values import NAMES_OF_ALL
+from sparklog.format.values import FORMATS
 from sparklog.kafka.in_place.segment_recovery import FAIL, POLICIES, SKIP
 from sparklog.log.state.view import COLUMNS, READ_COMMITTED, READ_UNCOMMITTED
 from sparklog.log.write.append_target import MAX_BUFFER_BYTES
@@ -52,7 +52,7 @@ def test_choices_equal_their_definitions() -> None:
     assert option_table.CODECS == CODECS
     assert ISOLATION_LEVELS == (READ_COMMITTED, READ_UNCOMMITTED)
     assert schema.COLUMNS == COLUMNS
-    assert {*KEY_FORMATS, "avro"} == {*NAMES_OF_ALL}
+    assert {*KEY_FORMATS} == {*FORMATS}
     assert parse_options({}).read.corrupt_records == FAIL
     assert parse_options({"corruptrecords": "Skip"}).read.corrupt_records == SKIP
 
