@@ -42,7 +42,7 @@ from sparklog.tables.target import PartitionBy, Partitioning, TableLayout, Table
 from sparklog.tables.watermark import Mode, NewTopic, TopicSnapshot, Watermark, check_watermark
 
 BadRecords = Literal["fail", "skip", "quarantine"]
-UPSERT_BYTES = 160 << 20
+UPSERT_BYTES = 96 << 20
 """Maximum size in memory of the changes of an interval."""
 _LOG = logging.getLogger("sparklog.tables")
 
