@@ -26,7 +26,7 @@ from typing import Literal
 
 import pyarrow as pa
 
-from sparklog.errors import BadRequest, Conflict, NotFound
+from sparklog.errors import BadRequest, Conflict, NotFound, advice
 from sparklog.log.read.read_plan import BATCH_BYTES, read_parts
 from sparklog.log.read.topic_scan import Position, scan_ranges
 from sparklog.log.state.view import READ_COMMITTED, LogView, OffsetRange
@@ -36,6 +36,7 @@ from sparklog.tables.commits import commit_interval, load_again
 from sparklog.tables.data_files import DataFileWriter
 from sparklog.tables.ddl import type_name
 from sparklog.tables.latest import LatestRows
+from sparklog.tables.option_names import option_name, option_value
 from sparklog.tables.quarantine import Quarantine
 from sparklog.tables.rows import NewColumns, RowOptions, bad_records, conform, missing_columns, row_decoder
 from sparklog.tables.target import PartitionBy, Partitioning, TableLayout, TableState, TargetTable
@@ -310,7 +311,7 @@ class TableCopy:
         if starting_offsets is None and not is_new:
             raise BadRequest(
                 f"table {self._target.name} exists, but was not created by copying a topic: use another table, or set "
-                "--starting-offsets to add the records from these offsets on"
+                f"{option_name('starting_offsets')} to add the records from these offsets on"
             )
         start = "earliest" if starting_offsets is None else starting_offsets
         ranges = scan_ranges(self._view, self._topic, None, start, "latest", READ_COMMITTED)
@@ -324,7 +325,8 @@ class TableCopy:
             names = ", ".join(f"{item.name} {type_name(item.type)}" for item in missing)
             if not self._options.grow_schema:
                 raise BadRequest(
-                    f"table {name} does not have the columns of the records: {names}; use --grow-schema to add them"
+                    f"table {name} does not have the columns of the records: {names}; use "
+                    f"{advice(python='grow_schema=True', shell='--grow-schema')} to add them"
                 )
             self._warn(f"adding columns to table {name}: {names}")
             try:
@@ -405,8 +407,8 @@ class TableCopy:
         row = min(reasons)
         partition, offset = records["partition"][row].as_py(), records["offset"][row].as_py()
         return BadRequest(
-            f"{self._topic}-{partition} offset {offset}: {reasons[row]}; use --bad-records quarantine or skip to "
-            "continue without it"
+            f"{self._topic}-{partition} offset {offset}: {reasons[row]}; use "
+            f"{option_value('bad_records', 'quarantine')} or skip to continue without it"
         )
 
     def _commit(

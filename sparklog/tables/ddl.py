@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import pyarrow as pa
 
 from sparklog.errors import BadRequest, shortened
+from sparklog.tables.option_names import option_name
 
 TYPES = {
     "boolean": pa.bool_(), "tinyint": pa.int8(), "byte": pa.int8(), "smallint": pa.int16(), "short": pa.int16(),
@@ -28,7 +29,7 @@ def parse_ddl(text: str) -> pa.Schema:
         raise parser.error("a comma or the end")
     names = [column.name.lower() for column in columns]
     if duplicates := sorted({name for name in names if names.count(name) > 1}):
-        raise BadRequest(f"--schema contains column {duplicates[0]} more than once")
+        raise BadRequest(f"{option_name('schema')} contains column {duplicates[0]} more than once")
     return pa.schema(columns)
 
 
@@ -55,7 +56,9 @@ def _tokens(text: str) -> list[_Token]:
     while position < end:
         match = _TOKEN.match(text, position)
         if match is None:
-            raise BadRequest(f"--schema must be a list of columns such as 'id BIGINT, name STRING': {shortened(text)}")
+            raise BadRequest(
+                f"{option_name('schema')} must be a list of columns such as 'id BIGINT, name STRING': {shortened(text)}"
+            )
         quoted, word, sign = match.groups()
         tokens.append(_Token((quoted or "").replace("``", "`") or word or sign, sign is None, quoted is not None))
         position = match.end()
@@ -73,8 +76,8 @@ class _Parser:
         is_end = self.position >= len(self.tokens)
         found = "the end" if is_end else f"'{self.tokens[self.position].text}'"
         return BadRequest(
-            f"--schema must be a list of columns such as 'id BIGINT, name STRING': expected {expected}, found {found} "
-            f"in {shortened(self.text)}"
+            f"{option_name('schema')} must be a list of columns such as 'id BIGINT, name STRING': expected {expected}, "
+            f"found {found} in {shortened(self.text)}"
         )
 
     def accept(self, *words: str) -> bool:
@@ -109,7 +112,7 @@ class _Parser:
     def type(self) -> pa.DataType:
         self.depth += 1
         if self.depth > MAX_DEPTH:
-            raise BadRequest(f"--schema is nested more than {MAX_DEPTH} levels deep")
+            raise BadRequest(f"{option_name('schema')} is nested more than {MAX_DEPTH} levels deep")
         kind = self._type()
         self.depth -= 1
         return kind
@@ -141,7 +144,9 @@ class _Parser:
         scale = self.number() if self.accept(",") else 0
         self.expect(")")
         if not 1 <= precision <= 38 or scale > precision:
-            raise BadRequest(f"--schema: decimal({precision},{scale}) must have at most 38 digits, scale <= precision")
+            raise BadRequest(
+                f"{option_name('schema')}: decimal({precision},{scale}) must have at most 38 digits, scale <= precision"
+            )
         return pa.decimal128(precision, scale)
 
     def number(self) -> int:

@@ -17,6 +17,7 @@ from sparklog.errors import BadRequest
 from sparklog.format.arrow_numpy import valid_rows
 from sparklog.format.values import loads, valid_step
 from sparklog.tables.ddl import type_name
+from sparklog.tables.option_names import option_name
 
 
 class JsonColumns:
@@ -97,7 +98,9 @@ def _without_breaks(lines: pa.Array) -> pa.Array:
 def check_supported(name: str, kind: pa.DataType) -> None:
     """Raise `BadRequest` if Arrow cannot parse JSON as this type."""
     if pa.types.is_binary(kind) or pa.types.is_map(kind):
-        raise BadRequest(f"--schema: column {name} of JSON values cannot have the type {type_name(kind)}")
+        raise BadRequest(
+            f"{option_name('schema')}: column {name} of JSON values cannot have the type {type_name(kind)}"
+        )
     for index in range(kind.num_fields):
         check_supported(name, kind.field(index).type)
 

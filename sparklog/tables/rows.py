@@ -30,6 +30,7 @@ from sparklog.formats import FORMATS, open_format
 from sparklog.log.state.record_schema import HEADERS_TYPE
 from sparklog.tables.ddl import parse_ddl, type_name
 from sparklog.tables.json_values import JsonColumns
+from sparklog.tables.option_names import option_name, option_value
 
 TIMESTAMP = pa.timestamp("us", tz="UTC")
 POSITION = (
@@ -51,7 +52,7 @@ BAD_RECORD_SCHEMA = pa.schema(
     ]
 )
 """The columns of a quarantine table."""
-TOMBSTONE = "the record has no value; tombstones require --mode upsert"
+TOMBSTONE = "the record has no value; tombstones require the mode upsert"
 NO_KEY = "the record has no key"
 UNTYPED = ("raw", "string")
 MAX_MS = (2**63 - 1) // 1000
@@ -85,14 +86,22 @@ class RowOptions:
             raise BadRequest(f"expected a payload of {', '.join(names)}; found {self.payload!r}{hint}")
         if self.payload in UNTYPED:
             if self.schema is not None or self.key_columns:
-                raise BadRequest(f"--schema and --key-columns cannot be used with --payload {self.payload}")
+                raise BadRequest(
+                    f"{option_name('schema')} and {option_name('key_columns')} cannot be used with "
+                    f"{option_value('payload', self.payload)}"
+                )
             return
         if self.payload == "json" and self.schema is None:
-            raise BadRequest("--payload json requires --schema: columns such as 'id BIGINT, name STRING'")
+            raise BadRequest(
+                f"{option_value('payload', 'json')} requires {option_name('schema')}: columns such as 'id BIGINT, name "
+                "STRING'"
+            )
         if self.upsert and not self.key_columns:
-            raise BadRequest("--mode upsert requires --key-columns: the columns of the record key")
+            raise BadRequest(
+                f"{option_value('mode', 'upsert')} requires {option_name('key_columns')}: the columns of the record key"
+            )
         if len({name.lower() for name in self.key_columns}) < len(self.key_columns):
-            raise BadRequest(f"--key-columns must be distinct, found {', '.join(self.key_columns)}")
+            raise BadRequest(f"{option_name('key_columns')} must be distinct, found {', '.join(self.key_columns)}")
 
 
 class ValueColumns(Protocol):
@@ -225,7 +234,9 @@ def _open_values(options: RowOptions) -> tuple[ValueColumns, pa.Schema]:
     opened = open_format(options.payload, options.schema)
     kind = opened.arrow_type()
     if kind is None or not pa.types.is_struct(kind):
-        raise BadRequest(f"--payload {options.payload} requires a record schema, because its fields become columns")
+        raise BadRequest(
+            f"{option_value('payload', options.payload)} requires a record schema, because its fields become columns"
+        )
     return opened, pa.schema(list(kind))
 
 
@@ -233,7 +244,9 @@ def _with_position(fields: Sequence[pa.Field], options: RowOptions) -> pa.Schema
     fields = [*fields, *(POSITION if options.metadata else ())]
     lower = [item.name.lower() for item in fields]
     if duplicates := [item.name for item in fields if lower.count(item.name.lower()) > 1]:
-        raise BadRequest(f"the rows would contain column {duplicates[-1]} twice: rename the column in --schema")
+        raise BadRequest(
+            f"the rows would contain column {duplicates[-1]} twice: rename the column in {option_name('schema')}"
+        )
     return pa.schema(fields)
 
 
@@ -245,7 +258,8 @@ def key_types(schema: pa.Schema, keys: tuple[str, ...]) -> Mapping[str, pa.DataT
     for name in keys:
         if name not in schema.names:
             raise BadRequest(
-                f"--key-columns contains {name}, which is not a column of the schema{did_you_mean(name, schema.names)}"
+                f"{option_name('key_columns')} contains {name}, which is not a column of the schema"
+                f"{did_you_mean(name, schema.names)}"
             )
     return {name: schema.field(name).type for name in keys}
 

@@ -12,8 +12,9 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from sparklog.common.parsing import INT32_MAX, INT64_MAX, is_digits
-from sparklog.errors import BadRequest, Corrupt, shortened
+from sparklog.errors import BadRequest, Corrupt, advice, shortened
 from sparklog.log.state.view import Bounds
+from sparklog.tables.option_names import option_value
 
 Mode = Literal["append", "upsert", "quarantine"]
 """append: one row per record. upsert: one row per key. quarantine: one row per bad record."""
@@ -147,7 +148,7 @@ def check_watermark(
             raise BadRequest(
                 f"topic '{source.topic}' was deleted and recreated since it was copied to table {table}: expected "
                 f"topic id {watermark.topic_id}, found {source.topic_id}. To add the records of the new topic to the "
-                "table, use --new-topic continue"
+                f"table, use {option_value('new_topic', 'continue')}"
             )
         watermark = replace(watermark, topic_id=source.topic_id, next_offsets={})
     return replace(watermark, next_offsets=_checked_offsets(table, watermark, source, fail_on_data_loss))
@@ -173,10 +174,11 @@ def _checked_offsets(
             )
         elif offset < limits.log_start:
             if fail_on_data_loss:
+                remedy = advice(python="fail_on_data_loss=False", shell="--no-fail-on-data-loss")
                 raise BadRequest(
                     f"offsets {offset} to {limits.log_start - 1} of {source.topic}-{partition} were deleted before "
                     f"they were copied to table {table} (retention or delete-records). If this loss is acceptable, use "
-                    "--no-fail-on-data-loss to continue at the log start"
+                    f"{remedy} to continue at the log start"
                 )
             offset = limits.log_start
         offsets[partition] = offset

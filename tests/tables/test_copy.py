@@ -134,7 +134,7 @@ def test_table_of_another_program_requires_starting_offsets(root: Root, catalog:
     append(topic, b"a")
     table_copy(root, catalog).copy_existing()
     catalog.change(watermark=None)
-    with pytest.raises(BadRequest, match=r"table t exists, .* set --starting-offsets"):
+    with pytest.raises(BadRequest, match=r"table t exists, .* set starting_offsets"):
         table_copy(root, catalog).copy_existing()
     append(topic, b"b")
     table_copy(root, catalog, TableCopyOptions(starting_offsets={0: 1})).copy_existing()
@@ -146,7 +146,7 @@ def test_topic_that_was_created_again_stops_the_copy_unless_it_continues(root: R
     table_copy(root, catalog).copy_existing()
     root.delete_topic("t")
     append(root.create_topic("t"), b"c")
-    with pytest.raises(BadRequest, match="--new-topic continue"):
+    with pytest.raises(BadRequest, match="use new_topic='continue'"):
         table_copy(root, catalog).copy_existing()
     table_copy(root, catalog, TableCopyOptions(new_topic="continue")).copy_existing()
     table_copy(root, catalog).copy_existing()
@@ -204,7 +204,7 @@ BAD = (b'{"id": 1, "name": "a"}', b"nonsense", b'{"id": "x"}', b'{"id": 2}')
 
 def test_bad_record_fails_the_copy_with_its_position(root: Root, catalog: MemoryCatalog) -> None:
     append(root.create_topic("t"), *BAD)
-    with pytest.raises(BadRequest, match="t-0 offset 1: the value is not a JSON object; use --bad-records quarantine"):
+    with pytest.raises(BadRequest, match="t-0 offset 1: the value is not a JSON object; use bad_records='quarantine'"):
         table_copy(root, catalog, TableCopyOptions(JSON)).copy_existing()
     assert not catalog.unreferenced()
     assert catalog.rows().num_rows == 0
@@ -247,7 +247,7 @@ def test_missing_columns_are_added_only_on_request(root: Root, catalog: MemoryCa
     append(topic, b'{"id": 2, "name": "b", "age": 7}')
     wider = replace(JSON, schema="id BIGINT, name STRING, age INT")
     with pytest.raises(
-        BadRequest, match="table t does not have the columns of the records: age int; use --grow-schema"
+        BadRequest, match="table t does not have the columns of the records: age int; use grow_schema=True"
     ):
         table_copy(root, catalog, TableCopyOptions(wider)).copy_existing()
     table_copy(root, catalog, TableCopyOptions(wider, grow_schema=True)).copy_existing()

@@ -68,7 +68,7 @@ def test_identifiers_of_tables() -> None:
 
 def test_catalog_without_pyiceberg(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "pyiceberg.catalog", None)
-    with pytest.raises(BadRequest, match=r"Iceberg tables require pyiceberg: .*pip install"):
+    with pytest.raises(BadRequest, match="Iceberg tables require pyiceberg: "):
         open_catalog(None, {})
 
 

@@ -9,7 +9,7 @@ import pyarrow as pa
 import pytest
 
 from sparklog import formats
-from sparklog.errors import BadRequest
+from sparklog.errors import BadRequest, advice_for_shell
 from sparklog.log.state.record_schema import RECORD_SCHEMA
 from sparklog.tables.rows import (
     BAD_RECORD_SCHEMA,
@@ -120,19 +120,26 @@ def test_avro_rows() -> None:
     ("options", "message"),
     [
         ({"payload": "jsn", "schema": "a INT"}, "expected a payload of raw, .* found 'jsn'; did you mean 'json'"),
-        ({"payload": "json"}, "--payload json requires --schema"),
-        ({"payload": "raw", "schema": "a INT"}, "--schema and --key-columns cannot be used with --payload raw"),
-        ({"payload": "json", "schema": "a INT", "upsert": True}, "--mode upsert requires --key-columns"),
-        ({"payload": "json", "schema": "a INT", "key_columns": ("a", "A")}, "--key-columns must be distinct"),
+        ({"payload": "json"}, "payload='json' requires schema"),
+        ({"payload": "raw", "schema": "a INT"}, "schema and key_columns cannot be used with payload='raw'"),
+        ({"payload": "json", "schema": "a INT", "upsert": True}, "mode='upsert' requires key_columns"),
+        ({"payload": "json", "schema": "a INT", "key_columns": ("a", "A")}, "key_columns must be distinct"),
         ({"payload": "json", "schema": "a INT, name INT", "key_columns": ("a", "nam")}, "did you mean 'name'"),
         ({"payload": "json", "schema": "_offset INT"}, "would contain column _offset twice"),
-        ({"payload": "avro", "schema": '"string"'}, "--payload avro requires a record schema"),
-        ({"payload": "long"}, "--payload long requires a record schema"),
+        ({"payload": "avro", "schema": '"string"'}, "payload='avro' requires a record schema"),
+        ({"payload": "long"}, "payload='long' requires a record schema"),
     ],
 )
 def test_invalid_options(options: dict[str, Any], message: str) -> None:
     with pytest.raises(BadRequest, match=message):
         row_decoder(RowOptions(**options), "t")
+
+
+def test_messages_of_commands_name_their_options() -> None:
+    with advice_for_shell(), pytest.raises(BadRequest, match="--payload json requires --schema: columns such as"):
+        RowOptions("json")
+    with advice_for_shell(), pytest.raises(BadRequest, match="--mode upsert requires --key-columns"):
+        RowOptions("json", schema="a INT", upsert=True)
 
 
 def test_bad_records_are_complete() -> None:

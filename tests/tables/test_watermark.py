@@ -77,7 +77,7 @@ def test_copy_continues_at_the_watermark_and_new_partitions_start_at_the_log_sta
         ),
         (replace(SOURCE, topic="clicks"), "append", "not topic 'clicks' of the root with id root-1: copy each topic"),
         (SOURCE, "upsert", "written with mode append, not upsert"),
-        (replace(SOURCE, topic_id="topic-2"), "append", "was deleted and recreated .* use --new-topic continue"),
+        (replace(SOURCE, topic_id="topic-2"), "append", "was deleted and recreated .* use new_topic='continue'"),
         (replace(SOURCE, bounds={0: bounds(24, 30), 10: bounds(4, 4)}), "append", "offsets 23 to 23 of orders-0 were"),
         (
             replace(SOURCE, bounds={0: bounds(0, 22), 10: bounds(4, 4)}),
