@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 Format = Literal[
     "string", "short", "integer", "long", "float", "double", "json", "hex", "base64", "avro", "json-schema", "protobuf"
 ]
+FORMAT_LIST = f"{', '.join(get_args(Format)[:-1])} or {get_args(Format)[-1]}"
 SCHEMA_FORMATS = ("avro", "json-schema", "protobuf")
 
 SCHEMA_HELP = "File with the schema of {}. If a schema registry was used, specify ID=FILE for each schema id."
@@ -46,8 +47,8 @@ class Formats:
         Format | None,
         Option(
             metavar="FORMAT",
-            help=f"Format of keys: {', '.join(get_args(Format)[:-1])} or {get_args(Format)[-1]}. Numbers use the"
-            " encoding of Kafka's serializers. Avro and Protobuf are printed as JSON.",
+            help=f"Format of keys: {FORMAT_LIST}. Numbers use the encoding of Kafka's serializers. Avro and Protobuf"
+            " are printed as JSON.",
             show_default="bytes",
         ),
     ] = None

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from click import BadParameter
 from click.exceptions import Exit
 
-from sparklog.cli.printing import Columns, Format, Formats, LimitOption, Printer, Printing
+from sparklog.cli.printing import FORMAT_LIST, Columns, Format, Formats, LimitOption, Printer, Printing
 from sparklog.common.parsing import is_digits
 from sparklog.console import options as opt
 from sparklog.console.locations import OpenLocation, open_source
@@ -334,7 +334,12 @@ class KeyFormats(Formats):
     """The format of --key, and the output formats."""
 
     key_format: Annotated[
-        Format, Option(help="Format of --key and of printed keys. Numbers use the encoding of Kafka's serializers.")
+        Format,
+        Option(
+            metavar="FORMAT",
+            help=f"Format of --key and of printed keys: {FORMAT_LIST}. Numbers use the encoding of Kafka's"
+            " serializers.",
+        ),
     ] = "string"
 
 
