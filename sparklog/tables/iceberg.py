@@ -165,7 +165,9 @@ class IcebergTable:
             self.commit(state, merge.added, merge.removed, watermark)
         except SparklogError as error:
             if not (isinstance(error, Unavailable) and error.is_unknown):
-                self.delete_files([file.path for file in merge.added])
+                # Files that cannot be deleted now remain as unreferenced files.
+                with suppress(SparklogError):
+                    self.delete_files([file.path for file in merge.added])
             raise
 
     def replace_files(self, state: TableState, added: Sequence[NewFile], removed: Sequence[ExistingFile]) -> None:
