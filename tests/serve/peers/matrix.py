@@ -329,7 +329,7 @@ creation and two partitions per new topic. Tests that use TLS or SASL, and aioka
 | kafka-python: `test_create_describe_delete_acls` | requires ACLs. It also fails at a broker without an authorizer |
 | kafka-python: `test_create_partitions` | assigns replicas to broker 0. It also fails at a broker with another id |
 | kafka-python: `test_transactional_producer_offsets` | the server does not return [leader epochs](serve.md) |
-| aiokafka: `test_consumer_invalid_session_timeout` | the tests ran with a minimum session timeout of 100 ms |
+| aiokafka: `test_consumer_invalid_session_timeout` | ran with a low minimum timeout. It also fails at a broker |
 | aiokafka: `test_exclude_internal_topics` | the server does not have the topic `__consumer_offsets` |
 | aiokafka: four tests of transactional consumers | they expect that a [transaction marker](serve.md) has an offset |
 """
