@@ -116,7 +116,6 @@ INDIRECT: Mapping[str, tuple[str, ...]] = {
         "tests/tools/inspection/test_dump_batches.py",
     ),
     "sparklog/tools/repair/commit_fixes.py": ("tests/tools/repair/test_lost_commits.py",),
-    "sparklog/tables/iceberg_schema.py": ("tests/tables/test_iceberg.py",),
     "sparklog/tools/verification/unreferenced.py": ("tests/tools/verification/test_damage.py",),
     "sparklog/tools/verification/defaults_copy.py": ("tests/log/topic/test_lost_defaults.py",),
 }

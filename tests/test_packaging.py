@@ -21,10 +21,13 @@ from packaging.requirements import Requirement
 from sparklog.version import __version__
 from tests.test_architecture import PACKAGES, REPOSITORY, imports, layer, modules
 
-# Spark, pandas and the clients of stores are extras; numba is made of llvmlite, pyspark of py4j; tests of stores bring
-# pytest. Only type checkers, which bring it, import typing_extensions.
+# Spark, pandas and the clients of stores and tables are extras; numba is made of llvmlite, pyspark of py4j; tests of
+# stores bring pytest. Only type checkers, which bring it, import typing_extensions.
 NOT_DECLARED = frozenset(
-    {"pyspark", "py4j", "pandas", "llvmlite", "pytest", "obstore", "hdfs_native", "pyiceberg", "typing_extensions"}
+    {
+        *("pyspark", "py4j", "pandas", "llvmlite", "pytest", "obstore", "hdfs_native", "typing_extensions"),
+        *("pyiceberg", "deltalake"),
+    }
 )
 
 
