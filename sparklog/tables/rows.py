@@ -56,6 +56,12 @@ TOMBSTONE = "the record has no value; tombstones require the mode upsert"
 NO_KEY = "the record has no key"
 UNTYPED = ("raw", "string")
 MAX_MS = (2**63 - 1) // 1000
+UNSIGNED = {
+    pa.uint8(): pa.int16(),
+    pa.uint16(): pa.int32(),
+    pa.uint32(): pa.int64(),
+    pa.uint64(): pa.decimal128(20, 0),
+}
 
 
 @dataclass(frozen=True)
@@ -192,7 +198,7 @@ class RowDecoder:
         structs, reasons = self.value_columns.decode_valid(value)
         if not self.options.upsert:
             reasons |= dict.fromkeys(_null_rows(value), TOMBSTONE)
-        fields = {item.name: column for item, column in zip(structs.type, structs.flatten(), strict=True)}
+        fields = {item.name: signed(column) for item, column in zip(structs.type, structs.flatten(), strict=True)}
         reasons |= self._null_columns(structs.type, fields, value, reasons)
         keys_of, wrong_keys = key_columns(key, self.key_types)
         before = {name: column for name, column in keys_of.items() if name not in fields}
@@ -237,7 +243,26 @@ def _open_values(options: RowOptions) -> tuple[ValueColumns, pa.Schema]:
         raise BadRequest(
             f"{option_value('payload', options.payload)} requires a record schema, because its fields become columns"
         )
-    return opened, pa.schema(list(kind))
+    return opened, pa.schema(list(signed_type(kind)))
+
+
+def signed(column: pa.Array) -> pa.Array:
+    """Return a column with its signed type (see `signed_type`)."""
+    kind = signed_type(column.type)
+    return column if kind == column.type else column.cast(kind)
+
+
+def signed_type(kind: pa.DataType) -> pa.DataType:
+    """Return a type without unsigned integers, which tables do not support. It represents all values of `kind`."""
+    if kind in UNSIGNED:
+        return UNSIGNED[kind]
+    if pa.types.is_struct(kind):
+        return pa.struct([item.with_type(signed_type(item.type)) for item in kind])
+    if pa.types.is_list(kind):
+        return pa.list_(kind.value_field.with_type(signed_type(kind.value_type)))
+    if pa.types.is_map(kind):
+        return pa.map_(signed_type(kind.key_type), kind.item_field.with_type(signed_type(kind.item_type)))
+    return kind
 
 
 def _with_position(fields: Sequence[pa.Field], options: RowOptions) -> pa.Schema:

@@ -11,6 +11,7 @@ import pytest
 from sparklog import formats
 from sparklog.errors import BadRequest, advice_for_shell
 from sparklog.log.state.record_schema import RECORD_SCHEMA
+from sparklog.tables.option_names import option_name, option_value
 from sparklog.tables.rows import (
     BAD_RECORD_SCHEMA,
     MAX_MS,
@@ -24,6 +25,7 @@ from sparklog.tables.rows import (
     conform,
     missing_columns,
     row_decoder,
+    signed,
 )
 
 AVRO = {"type": "record", "name": "R", "fields": [{"name": "id", "type": "long"}, {"name": "name", "type": "string"}]}
@@ -135,6 +137,12 @@ def test_invalid_options(options: dict[str, Any], message: str) -> None:
         row_decoder(RowOptions(**options), "t")
 
 
+def test_options_are_named_as_the_user_writes_them() -> None:
+    assert (option_name("key_columns"), option_value("mode", "upsert")) == ("key_columns", "mode='upsert'")
+    with advice_for_shell():
+        assert (option_name("key_columns"), option_value("mode", "upsert")) == ("--key-columns", "--mode upsert")
+
+
 def test_messages_of_commands_name_their_options() -> None:
     with advice_for_shell(), pytest.raises(BadRequest, match="--payload json requires --schema: columns such as"):
         RowOptions("json")
@@ -149,6 +157,37 @@ def test_bad_records_are_complete() -> None:
         (8, b"b", "first"),
         (9, None, "second"),
     ]
+
+
+def test_unsigned_integers_become_signed_types_with_all_values() -> None:
+    kind = pa.struct(
+        [
+            pa.field("a", pa.uint32(), nullable=False),
+            pa.field("l", pa.list_(pa.uint64())),
+            pa.field("m", pa.map_(pa.uint8(), pa.struct([("x", pa.uint16())]))),
+            pa.field("s", pa.string()),
+        ]
+    )
+    rows = [{"a": 2**32 - 1, "l": [0, 2**64 - 1, None], "m": [(255, {"x": 65535})], "s": "x"}, None]
+    result = signed(pa.array(rows, kind))
+    types = [str(item.type) for item in result.type]
+    assert types[0] == "int64"
+    assert "decimal128(20, 0)" in types[1]
+    assert not any("uint" in text for text in types)
+    assert not result.type.field("a").nullable
+    assert result.to_pylist() == rows
+
+
+def test_protobuf_rows_have_signed_types() -> None:
+    schema = 'syntax = "proto3"; message M { uint32 a = 1; uint64 b = 2; fixed64 c = 3; string name = 4; }'
+    options = RowOptions("protobuf", schema=schema)
+    big = 2**64 - 1
+    kind = pa.struct([("a", pa.uint32()), ("b", pa.uint64()), ("c", pa.uint64()), ("name", pa.string())])
+    rows = pa.array([{"a": 2**32 - 1, "b": big, "c": 5, "name": "x"}], kind)
+    value = formats.encode(rows, "protobuf", schema)[0].as_py()
+    decoded = decode(options, [None], [value])
+    assert decoded.rows.select(["a", "b", "c", "name"]).to_pylist() == [{"a": 2**32 - 1, "b": big, "c": 5, "name": "x"}]
+    assert not any("uint" in str(item.type) for item in row_decoder(options, "t").schema)
 
 
 @pytest.mark.parametrize(
