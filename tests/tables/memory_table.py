@@ -143,7 +143,7 @@ class MemoryTable:
         try:
             self.catalog.commit(state.handle, watermark=watermark, paths=(path,))
         except Conflict:
-            self.delete_files([path])
+            del self.catalog.files[path]
             raise
 
     def delete_files(self, paths: Sequence[str]) -> None:
