@@ -197,12 +197,12 @@ def the_first_record_of_a_key_wins(patch: Patch) -> None:
 
 
 @broken_rules(
-    BrokenRule(the_library_retries_a_commit, "append", SEEDS),
+    BrokenRule(the_library_retries_a_commit, "append", SEEDS, first=2),
     BrokenRule(the_watermark_is_not_compared, "append", SEEDS),
     BrokenRule(a_lost_response_is_a_failure, "append", SEEDS),
-    BrokenRule(files_are_deleted_after_any_error, "append", SEEDS, first=10),
+    BrokenRule(files_are_deleted_after_any_error, "append", SEEDS, first=13),
     BrokenRule(the_watermark_is_committed_after_the_rows, "append", SEEDS),
-    BrokenRule(open_transactions_are_skipped, "upsert", SEEDS, first=19),
+    BrokenRule(open_transactions_are_skipped, "upsert", SEEDS, first=22),
     BrokenRule(the_watermark_is_that_of_the_topic, "append", SEEDS),
     BrokenRule(bad_records_are_committed_again, "append", SEEDS),
     BrokenRule(bad_records_are_not_committed, "append", SEEDS, first=157),
