@@ -28,6 +28,7 @@ from sparklog.format.arrow_numpy import fixed_array, fixed_values, valid_rows
 from sparklog.format.values import ValueFormat, valid_step
 from sparklog.formats import FORMATS, open_format
 from sparklog.log.state.record_schema import HEADERS_TYPE
+from sparklog.tables.column_types import table_columns, table_fields
 from sparklog.tables.ddl import parse_ddl, type_name
 from sparklog.tables.json_values import JsonColumns
 from sparklog.tables.option_names import option_name, option_value
@@ -56,12 +57,6 @@ TOMBSTONE = "the record has no value; tombstones require the mode upsert"
 NO_KEY = "the record has no key"
 UNTYPED = ("raw", "string")
 MAX_MS = (2**63 - 1) // 1000
-UNSIGNED = {
-    pa.uint8(): pa.int16(),
-    pa.uint16(): pa.int32(),
-    pa.uint32(): pa.int64(),
-    pa.uint64(): pa.decimal128(20, 0),
-}
 
 
 @dataclass(frozen=True)
@@ -198,7 +193,7 @@ class RowDecoder:
         structs, reasons = self.value_columns.decode_valid(value)
         if not self.options.upsert:
             reasons |= dict.fromkeys(_null_rows(value), TOMBSTONE)
-        fields = {item.name: signed(column) for item, column in zip(structs.type, structs.flatten(), strict=True)}
+        fields = table_columns(structs)
         reasons |= self._null_columns(structs.type, fields, value, reasons)
         keys_of, wrong_keys = key_columns(key, self.key_types)
         before = {name: column for name, column in keys_of.items() if name not in fields}
@@ -211,8 +206,9 @@ class RowDecoder:
         found: dict[int, str] = {}
         for item in reversed(list(kind)):
             # Key columns are taken from the record key instead of the record value.
-            if not item.nullable and item.name not in self.key_types and fields[item.name].null_count:
-                rows = np.flatnonzero(~valid_rows(fields[item.name]) & valid_rows(value)).tolist()
+            column = fields.get(item.name)
+            if column is not None and column.null_count and not item.nullable and item.name not in self.key_types:
+                rows = np.flatnonzero(~valid_rows(column) & valid_rows(value)).tolist()
                 found |= {row: f"column {item.name} is null" for row in rows if row not in reasons}
         return found
 
@@ -239,30 +235,12 @@ def _open_values(options: RowOptions) -> tuple[ValueColumns, pa.Schema]:
         return JsonColumns(schema), schema
     opened = open_format(options.payload, options.schema)
     kind = opened.arrow_type()
-    if kind is None or not pa.types.is_struct(kind):
+    columns = table_fields(kind) if kind is not None and pa.types.is_struct(kind) else []
+    if not columns:
         raise BadRequest(
             f"{option_value('payload', options.payload)} requires a record schema, because its fields become columns"
         )
-    return opened, pa.schema(list(signed_type(kind)))
-
-
-def signed(column: pa.Array) -> pa.Array:
-    """Return a column with its signed type (see `signed_type`)."""
-    kind = signed_type(column.type)
-    return column if kind == column.type else column.cast(kind)
-
-
-def signed_type(kind: pa.DataType) -> pa.DataType:
-    """Return a type without unsigned integers, which tables do not support. It represents all values of `kind`."""
-    if kind in UNSIGNED:
-        return UNSIGNED[kind]
-    if pa.types.is_struct(kind):
-        return pa.struct([item.with_type(signed_type(item.type)) for item in kind])
-    if pa.types.is_list(kind):
-        return pa.list_(kind.value_field.with_type(signed_type(kind.value_type)))
-    if pa.types.is_map(kind):
-        return pa.map_(signed_type(kind.key_type), kind.item_field.with_type(signed_type(kind.item_type)))
-    return kind
+    return opened, pa.schema(columns)
 
 
 def _with_position(fields: Sequence[pa.Field], options: RowOptions) -> pa.Schema:

@@ -25,7 +25,6 @@ from sparklog.tables.rows import (
     conform,
     missing_columns,
     row_decoder,
-    signed,
 )
 
 AVRO = {"type": "record", "name": "R", "fields": [{"name": "id", "type": "long"}, {"name": "name", "type": "string"}]}
@@ -157,37 +156,6 @@ def test_bad_records_are_complete() -> None:
         (8, b"b", "first"),
         (9, None, "second"),
     ]
-
-
-def test_unsigned_integers_become_signed_types_with_all_values() -> None:
-    kind = pa.struct(
-        [
-            pa.field("a", pa.uint32(), nullable=False),
-            pa.field("l", pa.list_(pa.uint64())),
-            pa.field("m", pa.map_(pa.uint8(), pa.struct([("x", pa.uint16())]))),
-            pa.field("s", pa.string()),
-        ]
-    )
-    rows = [{"a": 2**32 - 1, "l": [0, 2**64 - 1, None], "m": [(255, {"x": 65535})], "s": "x"}, None]
-    result = signed(pa.array(rows, kind))
-    types = [str(item.type) for item in result.type]
-    assert types[0] == "int64"
-    assert "decimal128(20, 0)" in types[1]
-    assert not any("uint" in text for text in types)
-    assert not result.type.field("a").nullable
-    assert result.to_pylist() == rows
-
-
-def test_protobuf_rows_have_signed_types() -> None:
-    schema = 'syntax = "proto3"; message M { uint32 a = 1; uint64 b = 2; fixed64 c = 3; string name = 4; }'
-    options = RowOptions("protobuf", schema=schema)
-    big = 2**64 - 1
-    kind = pa.struct([("a", pa.uint32()), ("b", pa.uint64()), ("c", pa.uint64()), ("name", pa.string())])
-    rows = pa.array([{"a": 2**32 - 1, "b": big, "c": 5, "name": "x"}], kind)
-    value = formats.encode(rows, "protobuf", schema)[0].as_py()
-    decoded = decode(options, [None], [value])
-    assert decoded.rows.select(["a", "b", "c", "name"]).to_pylist() == [{"a": 2**32 - 1, "b": big, "c": 5, "name": "x"}]
-    assert not any("uint" in str(item.type) for item in row_decoder(options, "t").schema)
 
 
 @pytest.mark.parametrize(
