@@ -7,10 +7,11 @@ formats of the command-line options `--key-format` and `--value-format`. docs/gu
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from os import PathLike
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeGuard
 
 import pyarrow as pa
 
@@ -27,6 +28,8 @@ if not TYPE_CHECKING:
     __getattr__ = lazy_names(__name__, {"sparklog.schemas.registry": "SchemaRegistry Subject"})
 
 FORMATS = NAMES_OF_ALL
+POSITION = ("topic", "partition", "offset")
+"""The columns that identify a record in error messages."""
 Schema: TypeAlias = "str | PathLike[str] | Mapping[str, Any] | list[Any] | SchemaRegistry | Subject"
 Schemas: TypeAlias = "Schema | Mapping[int, Schema] | None"
 
@@ -174,6 +177,57 @@ def open_format(name: str, schema: Schemas = None) -> ValueFormat:
     return schema_format(name, given(schema))
 
 
+@dataclass(frozen=True)
+class ColumnFormats:
+    """The formats of the columns `key` and `value` that a reader decodes. Picklable.
+
+    Each format has a type that is known before records are read.
+    """
+
+    formats: Mapping[str, ValueFormat]
+
+    @classmethod
+    def of_topic(
+        cls, topic: str, key: str | None, key_schema: Schemas, value: str | None, value_schema: Schemas
+    ) -> ColumnFormats:
+        """Open the formats. If a schema is a `SchemaRegistry`, it is replaced with the subject `<topic>-key` or
+        `<topic>-value`. Raises `BadRequest` for a format without a type.
+        """
+        schemas = [
+            schema.subject(f"{topic}-{name}") if _is_registry(schema) else schema
+            for name, schema in (("key", key_schema), ("value", value_schema))
+        ]
+        formats = _open_formats(key, schemas[0], value, schemas[1])
+        for name, opened_format in formats.items():
+            if opened_format.arrow_type() is None:
+                raise BadRequest(
+                    f"the format {opened_format.name} does not determine the type of the column {name}: read the"
+                    " column as string, or use json-schema with a schema"
+                )
+        return cls(formats)
+
+    def schema(self, records: pa.Schema) -> pa.Schema:
+        """Return the schema of decoded records."""
+        return pa.schema(
+            [
+                field.with_type(self.formats[field.name].arrow_type()) if field.name in self.formats else field
+                for field in records
+            ]
+        )
+
+    def columns_to_read(self, columns: Sequence[str]) -> list[str]:
+        """Return the columns to read, so that errors in decoded columns report the topic, partition and offset."""
+        position = POSITION if self.formats.keys() & set(columns) else ()
+        return list(dict.fromkeys((*columns, *position)))
+
+    def decode(self, records: Any) -> Any:
+        """Decode the columns of a table or a batch that have a format."""
+        for name, opened_format in self.formats.items():
+            if name in records.schema.names:
+                records = _with(records, name, opened_format.decode(records.column(name), row_names(records, name)))
+        return records
+
+
 SCHEMA_TITLES = {"avro": "an Avro schema", "json-schema": "a JSON Schema", "protobuf": "a Protobuf schema"}
 
 
@@ -206,7 +260,7 @@ def row_names(records: pa.Table | pa.RecordBatch, name: str) -> RowName:
     """Return a function that describes a row in error messages: by topic, partition and offset, if these
     columns exist.
     """
-    columns = [column for column in ("topic", "partition", "offset") if column in records.schema.names]
+    columns = [column for column in POSITION if column in records.schema.names]
 
     def row_name(row: int) -> str:
         parts = [f"{column} {records.column(column)[row].as_py()}" for column in columns]
@@ -219,13 +273,17 @@ def schema_of_topic(schema: Schemas, records: pa.Table | pa.RecordBatch, name: s
     """Return the subject `<topic>-value` or `<topic>-key` instead of a registry, if all records are of one topic and
     the subject exists.
     """
-    from sparklog.schemas.registry import SchemaRegistry
-
-    if not isinstance(schema, SchemaRegistry) or "topic" not in records.schema.names:
+    if not _is_registry(schema) or "topic" not in records.schema.names:
         return schema
     topics = records.column("topic").unique().to_pylist()
     subject = schema.subject(f"{topics[0]}-{name}") if len(topics) == 1 else None
     return subject if subject is not None and subject.exists() else schema
+
+
+def _is_registry(schema: Schemas) -> TypeGuard[SchemaRegistry]:
+    from sparklog.schemas.registry import SchemaRegistry
+
+    return isinstance(schema, SchemaRegistry)
 
 
 def _numbered_rows(name: str) -> RowName:

@@ -31,6 +31,7 @@ LAYERS: tuple[frozenset[str], ...] = (
     frozenset({"storage"}),
     frozenset({"arguments", "format"}),
     frozenset({"schemas"}),
+    frozenset({"formats"}),
     frozenset({"log.journal", "kafka.messages"}),
     frozenset({"log.state"}),
     frozenset({"log.decisions"}),
@@ -52,7 +53,7 @@ LAYERS: tuple[frozenset[str], ...] = (
     ),
     frozenset({"tools.report", "tools.repair"}),
     frozenset({"datasource"}),
-    frozenset({"doctor", "serve", "api", "formats"}),
+    frozenset({"doctor", "serve", "api"}),
     frozenset({"tables"}),
     # The public names of `import sparklog`.
     frozenset({""}),

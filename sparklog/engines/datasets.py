@@ -3,8 +3,9 @@ pushed down.
 
 An engine requests a scanner of a dataset with the required columns and a filter expression. Only these columns are
 decoded, and only offsets that can match are read (see `sparklog.engines.narrowing`). The scanner then applies the
-filter to the records. pyarrow's `Scanner` is not used, because it reads ahead in threads that call Python even after
-the scan has ended.
+filter to the records. If keys or values have a format, they are converted before a filter that uses them is applied,
+and after any other filter. pyarrow's `Scanner` is not used, because it reads ahead in threads that call Python even
+after the scan has ended.
 
 Polars gets lazy frames, and passes its predicate as a Polars expression. Comparisons of columns with constants are
 translated to pyarrow expressions. Other conditions do not reduce the number of records to read. The complete predicate
@@ -31,8 +32,9 @@ from sparklog.arguments import NAME, NAMES, checked
 from sparklog.common.times import warn_of_seconds
 from sparklog.engines.narrowing import Spans, columns_of, narrowed
 from sparklog.errors import BadRequest, NotFound, did_you_mean
+from sparklog.formats import ColumnFormats, Schemas
 from sparklog.log.read.read_plan import check_isolation, read_parts
-from sparklog.log.read.record_batches import schema_of, stream_reader
+from sparklog.log.read.record_batches import stream_reader
 from sparklog.log.read.table_plan import AsOf
 from sparklog.log.read.topic_scan import check_threads
 from sparklog.log.read.topic_table import TopicTable, open_table
@@ -62,17 +64,21 @@ class TopicScanner:
         self._dataset = dataset
         self._columns = columns
         self._expression = expression
-        self.projected_schema = schema_of(columns)
+        self.projected_schema = pa.schema([dataset.schema.field(name) for name in columns])
         self.schema = self.projected_schema
 
     def to_batches(self) -> Iterator[pa.RecordBatch]:
         """Yield the rows in batches."""
-        expression = self._expression
-        needed = set() if expression is None else columns_of(expression)
+        expression, dataset = self._expression, self._dataset
+        needed = set() if expression is None else columns_of(expression, dataset.schema)
         read = [name for name in COLUMNS if name in needed or name in self._columns]
-        for batch in self._dataset.batches(read, expression, needed):
-            rows = pa.Table.from_batches([batch])
-            if expression is not None:
+        for batch in dataset.batches(read, expression, needed):
+            rows, has_decoded_filter = pa.Table.from_batches([batch]), dataset.decodes(needed)
+            if expression is not None and not has_decoded_filter:
+                # Values of records that do not match are not decoded, and may be invalid.
+                rows = rows.filter(expression)
+            rows = dataset.decode(rows)
+            if expression is not None and has_decoded_filter:
                 rows = rows.filter(expression)
             yield from rows.select(self._columns).to_batches()
 
@@ -103,11 +109,15 @@ class TopicDataset(ds.Dataset):  # type: ignore[misc]
     the dataset is created.
     """
 
-    def __init__(self, view: LogView, topic: str, isolation: IsolationLevel, threads: int) -> None:
+    def __init__(
+        self, view: LogView, topic: str, isolation: IsolationLevel, threads: int, formats: ColumnFormats
+    ) -> None:
         self._view = view
         self._topic = topic
         self._isolation = isolation
         self._threads = threads
+        self._formats = formats
+        self._schema = formats.schema(RECORD_SCHEMA)
 
     def __repr__(self) -> str:
         return f"TopicDataset({self._topic!r}, {self._view.location!r})"
@@ -118,7 +128,7 @@ class TopicDataset(ds.Dataset):  # type: ignore[misc]
     @property
     def schema(self) -> pa.Schema:
         """The schema of the records."""
-        return RECORD_SCHEMA
+        return self._schema
 
     @property
     def partition_expression(self) -> ds.Expression:
@@ -142,11 +152,20 @@ class TopicDataset(ds.Dataset):  # type: ignore[misc]
     def batches(
         self, columns: Sequence[str], expression: ds.Expression | None, needed: set[str]
     ) -> Iterator[pa.RecordBatch]:
-        """Yield columns of all records that may match an expression. `needed` contains the columns that are used in the
-        expression.
+        """Yield columns of all records that may match an expression, before `decode`. `needed` contains the columns
+        that are used in the expression.
         """
+        read = self._formats.columns_to_read(columns)
         for ranges in _rounds(self.ranges(expression, needed)):
-            yield from read_parts(self._view.plan(ranges, self._isolation), columns, threads=self._threads)
+            yield from read_parts(self._view.plan(ranges, self._isolation), read, threads=self._threads)
+
+    def decodes(self, columns: set[str]) -> bool:
+        """Return True if one of these columns has a format."""
+        return bool(self._formats.formats.keys() & columns)
+
+    def decode(self, records: pa.Table) -> pa.Table:
+        """Convert the keys and values of records to the types of their formats."""
+        return self._formats.decode(records)
 
     def ranges(self, expression: ds.Expression | None, needed: set[str]) -> list[OffsetRange]:
         """Return the offset ranges to read for an expression, or None for all offsets."""
@@ -163,7 +182,7 @@ class TopicDataset(ds.Dataset):  # type: ignore[misc]
             replace(
                 part, start=max(part.start, limits[part.partition].start), end=min(part.end, limits[part.partition].end)
             )
-            for part in narrowed(self._topic, spans, expression, needed)
+            for part in narrowed(self._topic, spans, expression, needed, self._schema)
         ]
 
     def _spans(self, offsets: OffsetRange) -> Spans:
@@ -198,6 +217,10 @@ def datasets(
     topics: Sequence[str] | None = None,
     isolation_level: IsolationLevel = READ_COMMITTED,
     threads: int = 1,
+    key_format: str | None = None,
+    key_schema: Schemas = None,
+    value_format: str | None = None,
+    value_schema: Schemas = None,
 ) -> dict[str, ds.Dataset]:
     """Open topics as pyarrow datasets. The datasets contain a consistent snapshot of the current state of all topics.
 
@@ -206,6 +229,11 @@ def datasets(
         topics: The names of the topics, or None for all topics.
         isolation_level: The isolation level, as in `Topic.scan`.
         threads: The number of threads that decode records, as in `Topic.scan`.
+        key_format: Format of the keys, one of `formats.FORMATS` except `json`. None returns bytes.
+        key_schema: Schema of the keys, as in `formats.decode`. If it is a `SchemaRegistry`, keys are decoded to the
+            latest schema of the subject `<topic>-key` when this function is called.
+        value_format: Format of the values. Values of `avro`, `json-schema` and `protobuf` become a struct column.
+        value_schema: Schema of the values, like `key_schema`. The subject is `<topic>-value`.
 
     Returns:
         A dataset for each topic. Call `to_table(columns=..., filter=...)` of the dataset, or pass the dataset to an
@@ -228,7 +256,8 @@ def datasets(
     else:
         names = list(dict.fromkeys(topics))
         view.refresh(names)
-    return ByTopic({name: TopicDataset(view, name, isolation_level, threads) for name in names})
+    formats = {name: ColumnFormats.of_topic(name, key_format, key_schema, value_format, value_schema) for name in names}
+    return ByTopic({name: TopicDataset(view, name, isolation_level, threads, formats[name]) for name in names})
 
 
 @checked(root=ROOT, topics=NAMES.or_none())
@@ -239,6 +268,10 @@ def duckdb(
     topics: Sequence[str] | None = None,
     isolation_level: IsolationLevel = READ_COMMITTED,
     threads: int = 1,
+    key_format: str | None = None,
+    key_schema: Schemas = None,
+    value_format: str | None = None,
+    value_schema: Schemas = None,
 ) -> list[str]:
     """Register topics as views of a DuckDB connection. To see records that were appended since then, call this function
     again.
@@ -249,6 +282,10 @@ def duckdb(
         topics: The names of the topics, or None for all topics.
         isolation_level: The isolation level, as in `Topic.scan`.
         threads: The number of threads that decode records, as in `Topic.scan`.
+        key_format: Format of the keys, as in `sparklog.datasets`.
+        key_schema: Schema of the keys.
+        value_format: Format of the values.
+        value_schema: Schema of the values.
 
     Returns:
         The names of the views, which are the names of the topics.
@@ -268,7 +305,16 @@ def duckdb(
         raise BadRequest(
             f"con must be a DuckDB connection, as returned by duckdb.connect(), found {type(con).__name__}"
         )
-    opened = datasets(root, topics=topics, isolation_level=isolation_level, threads=threads)
+    opened = datasets(
+        root,
+        topics=topics,
+        isolation_level=isolation_level,
+        threads=threads,
+        key_format=key_format,
+        key_schema=key_schema,
+        value_format=value_format,
+        value_schema=value_schema,
+    )
     for name, dataset in opened.items():
         con.register(name, dataset)
     return list(opened)
@@ -339,6 +385,10 @@ def polars(
     topics: Sequence[str] | None = None,
     isolation_level: IsolationLevel = READ_COMMITTED,
     threads: int = 1,
+    key_format: str | None = None,
+    key_schema: Schemas = None,
+    value_format: str | None = None,
+    value_schema: Schemas = None,
 ) -> dict[str, Any]:
     """Open topics as Polars lazy frames. The frames contain a consistent snapshot of the current state of all topics.
 
@@ -347,6 +397,10 @@ def polars(
         topics: The names of the topics, or None for all topics.
         isolation_level: The isolation level, as in `Topic.scan`.
         threads: The number of threads that decode records, as in `Topic.scan`.
+        key_format: Format of the keys, as in `sparklog.datasets`.
+        key_schema: Schema of the keys.
+        value_format: Format of the values.
+        value_schema: Schema of the values.
 
     Returns:
         A `LazyFrame` for each topic, with the columns of a record.
@@ -367,11 +421,21 @@ def polars(
         raise BadRequest(f"sparklog.polars requires Polars: {INSTALL}") from None
     if "is_pure" not in signature(plugins.register_io_source).parameters:
         raise BadRequest(f"sparklog.polars requires Polars 1.33 or newer, found {pl.__version__}: {INSTALL}")
-    empty = pl.DataFrame(RECORD_SCHEMA.empty_table())
-    opened = datasets(root, topics=topics, isolation_level=isolation_level, threads=threads)
+    opened = datasets(
+        root,
+        topics=topics,
+        isolation_level=isolation_level,
+        threads=threads,
+        key_format=key_format,
+        key_schema=key_schema,
+        value_format=value_format,
+        value_schema=value_schema,
+    )
     return ByTopic(
         {
-            name: plugins.register_io_source(partial(_frames, dataset), schema=empty.schema, is_pure=True)
+            name: plugins.register_io_source(
+                partial(_frames, dataset), schema=pl.DataFrame(dataset.schema.empty_table()).schema, is_pure=True
+            )
             for name, dataset in opened.items()
         }
     )
@@ -388,13 +452,20 @@ def _frames(
     read = [name for name in COLUMNS if name in filtered or name in selected] or ["partition"]
     # Polars counts `n_rows` before it applies the predicate. If `n_rows` is given, rows must not be skipped.
     expression = translated(predicate) if predicate is not None and n_rows is None else None
-    needed = set() if expression is None else columns_of(expression)
+    needed = set() if expression is None else columns_of(expression, dataset.schema)
+    is_filtered_first = bool(filtered) and dataset.decodes(set(selected)) and not dataset.decodes(filtered)
     for batch in dataset.batches(read, expression, needed):
-        frame = pl.DataFrame(pa.Table.from_batches([batch]))
         if n_rows is not None:
-            frame = frame.head(n_rows)
-            n_rows -= frame.height
-        yield (frame if predicate is None else frame.filter(predicate)).select(selected)
+            batch = batch.slice(0, n_rows)
+            n_rows -= batch.num_rows
+        if is_filtered_first:
+            # Values of records that do not match are not decoded, and may be invalid.
+            matches = pl.DataFrame(pa.Table.from_batches([batch])).select(predicate).to_series()
+            batch = batch.filter(matches.to_arrow())
+        frame = pl.DataFrame(dataset.decode(pa.Table.from_batches([batch])))
+        if predicate is not None and not is_filtered_first:
+            frame = frame.filter(predicate)
+        yield frame.select(selected)
         if n_rows == 0:
             return
 

@@ -67,12 +67,12 @@ class _Chunk:
     edge: bool = True
 
 
-def columns_of(expression: ds.Expression) -> set[str]:
-    """Return the columns that an expression uses."""
+def columns_of(expression: ds.Expression, schema: pa.Schema = RECORD_SCHEMA) -> set[str]:
+    """Return the columns of a schema that an expression uses."""
     needed = set()
     # pyarrow rejects an expression if one of its columns is missing in the dataset.
-    for name in RECORD_SCHEMA.names:
-        rest = pa.schema([field for field in RECORD_SCHEMA if field.name != name])
+    for name in schema.names:
+        rest = pa.schema([field for field in schema if field.name != name])
         try:
             ds.dataset(rest.empty_table()).scanner(filter=expression)
         except pa.ArrowException:
@@ -80,9 +80,15 @@ def columns_of(expression: ds.Expression) -> set[str]:
     return needed
 
 
-def narrowed(topic: str, spans: Mapping[int, Spans], expression: ds.Expression, needed: set[str]) -> list[OffsetRange]:
-    """Return the ranges that can match an expression, ordered by partition. `needed` contains the columns that the
-    expression uses.
+def narrowed(
+    topic: str,
+    spans: Mapping[int, Spans],
+    expression: ds.Expression,
+    needed: set[str],
+    schema: pa.Schema = RECORD_SCHEMA,
+) -> list[OffsetRange]:
+    """Return the ranges that can match an expression, ordered by partition. `needed` contains the columns of `schema`
+    that the expression uses.
     """
     chunks = [
         _Chunk(partition, int(rows.base[0]), int(rows.end[-1]), 0, len(rows.base))
@@ -90,7 +96,7 @@ def narrowed(topic: str, spans: Mapping[int, Spans], expression: ds.Expression, 
         if len(rows.base)
     ]
     if needed & METADATA_COLUMNS:
-        matcher = _Matcher(topic, spans, expression, times="timestamp" in needed)
+        matcher = _Matcher(topic, spans, expression, schema, times="timestamp" in needed)
         chunks = [chunk for chunk, possible in zip(chunks, matcher.can_match(chunks), strict=True) if possible]
         while True:
             edges = sum(chunk.edge for chunk in chunks)
@@ -104,11 +110,14 @@ def narrowed(topic: str, spans: Mapping[int, Spans], expression: ds.Expression, 
 class _Matcher:
     """Uses pyarrow to decide which chunks a filter can match."""
 
-    def __init__(self, topic: str, spans: Mapping[int, Spans], expression: ds.Expression, *, times: bool) -> None:
+    def __init__(
+        self, topic: str, spans: Mapping[int, Spans], expression: ds.Expression, schema: pa.Schema, *, times: bool
+    ) -> None:
         self.evaluated = 0
         self._topic = topic
         self._spans = spans
         self._expression = expression
+        self._schema = schema
         self._times = times
         self._files = ds.IpcFileFormat(), LocalFileSystem()
 
@@ -121,7 +130,7 @@ class _Matcher:
             for number, chunk in enumerate(chunks)
             for fact in self._chunk_expressions(chunk)
         ]
-        dataset = ds.FileSystemDataset(fragments, RECORD_SCHEMA, files, system)
+        dataset = ds.FileSystemDataset(fragments, self._schema, files, system)
         try:
             matching = {int(fragment.path) for fragment in dataset.get_fragments(filter=self._expression)}
         except pa.ArrowException:

@@ -33,7 +33,7 @@ def test_python_snippets_run_in_order(server: FakeRegistry, tmp_path: Path) -> N
     names: dict[str, object] = {}
     for snippet in snippets("python", server, tmp_path):
         exec(compile(snippet, str(GUIDE), "exec"), names)
-    assert names["items"]
+    assert names["dataset"]
 
 
 def test_commands_print_the_documented_output(server: FakeRegistry, tmp_path: Path) -> None:
