@@ -51,12 +51,21 @@ class DataLoss:
         )
         return stop
 
-    def check_end(self, topic: str, partition: int, end: int, limits: Bounds, option: str = "") -> int:
+    def check_end(
+        self, topic: str, partition: int, offset: int, limits: Bounds, otherwise: str, option: str = ""
+    ) -> int:
         """Return an offset. If the offset is above the log end offset, report data loss and return the log end offset.
-        `option` is the option that set the offset.
+
+        Args:
+            topic: The topic.
+            partition: The partition.
+            offset: The offset.
+            limits: The bounds of the partition.
+            otherwise: The action of the query if failOnDataLoss=false, such as "starts at the log end".
+            option: The option that set the offset.
         """
-        if end > limits.log_end:
-            what = f"Offset {end} of {topic}-{partition} is out of range: the log ends at {limits.log_end}"
+        if offset > limits.log_end:
+            what = f"Offset {offset} of {topic}-{partition} is out of range: the log ends at {limits.log_end}"
             valid = f"{option} accepts {limits.log_start} to {limits.log_end}" if option else ""
-            self.report(what, "ends there", hint=f"; it was restored from an older copy{OTHER_ROOT}", remedy=valid)
-        return min(end, limits.log_end)
+            self.report(what, otherwise, hint=f"; it was restored from an older copy{OTHER_ROOT}", remedy=valid)
+        return min(offset, limits.log_end)

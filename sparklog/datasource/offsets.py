@@ -7,11 +7,13 @@ read. In a checkpoint, the additional keys of sparklog start with `$`, which top
 |------------|---------------------------------------------------------------------------------------------------|
 | `$ids`     | topic -> topic id, which shows whether a topic was deleted and recreated                       |
 | `$start`   | only in the first end offset of a query: the positions from which it starts (see below)            |
+| `$added`   | where partitions with records begin in a micro-batch if its start does not contain them            |
 | `$initial` | marks the result of `initialOffset`, so that the next end offset is known to be the first          |
 
 Spark does not store the initial offset. If `$start` were not stored, a replay of the first micro-batch after a crash
-would start at the initial offset at the time of the replay, and would skip records. Spark compares offsets as strings,
-so each offset has exactly one sorted form.
+would start at the initial offset at the time of the replay, and would skip records. If `$added` were not stored, a
+replay would begin at the log start at the time of the replay, and would not report records that were deleted before
+they were read. Spark compares offsets as strings, so each offset has exactly one sorted form.
 """
 
 from __future__ import annotations
@@ -42,6 +44,7 @@ class StreamOffset:
     positions: Positions
     ids: Mapping[str, str] = field(default_factory=dict)
     start: Positions | None = None
+    added: Positions = field(default_factory=dict)
     initial: bool = False
 
     def to_json(self) -> OffsetJson:
@@ -50,6 +53,8 @@ class StreamOffset:
         document["$ids"] = {topic: self.ids[topic] for topic in sorted(self.ids)}
         if self.start is not None:
             document["$start"] = _positions_json(self.start)
+        if self.added:
+            document["$added"] = _positions_json(self.added)
         if self.initial:
             document["$initial"] = True
         return document
@@ -60,7 +65,7 @@ class StreamOffset:
         user may have edited it.
         """
         keys = {key: value for key, value in document.items() if key.startswith("$")}
-        unknown = sorted(set(keys) - {"$ids", "$start", "$initial"})
+        unknown = sorted(set(keys) - {"$ids", "$start", "$added", "$initial"})
         if unknown:
             raise BadRequest(
                 f"The offset in the checkpoint contains {unknown[0]!r}, which this version of sparklog does not "
@@ -77,6 +82,7 @@ class StreamOffset:
                 parse_partition_numbers(positions, "offset", lowest=0),
                 ids,
                 None if start is None else parse_partition_numbers(start, "offset", lowest=0),
+                parse_partition_numbers(keys.get("$added", {}), "offset", lowest=0),
                 keys.get("$initial") is True,
             )
         except ValueError as error:

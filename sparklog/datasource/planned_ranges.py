@@ -34,7 +34,7 @@ def _topic_ranges(
         )
         return []
     bounds = topics.all_bounds(topic)
-    # If the topic was recreated before the micro-batch was planned, the micro-batch starts at the log start.
+    # If the topic was recreated before the micro-batch was planned, the start contains offsets of the deleted topic.
     has_start = start.ids.get(topic) in (None, planned_id)
     ranges = []
     for partition, last in sorted(end.positions[topic].items()):
@@ -42,12 +42,15 @@ def _topic_ranges(
         if limits is None:
             loss.report(f"Partition {partition} of topic {topic!r} no longer exists", "skips it")
             continue
-        first = start.get(topic, partition) if has_start else None
+        first = end.added.get(topic, {}).get(partition)
+        if first is None and has_start:
+            first = start.get(topic, partition)
         if first is None:
+            # The partition has no records, or an earlier version of sparklog planned the micro-batch.
             first = limits.log_start
         if first < last:
             first = loss.check_start(topic, partition, first, last, limits)
-            last = loss.check_end(topic, partition, last, limits)
+            last = loss.check_end(topic, partition, last, limits, "ends the micro-batch at the log end")
         if first < last:
             ranges.append(OffsetRange(topic, partition, first, last))
     return ranges

@@ -191,9 +191,9 @@ def batch_ranges(
                     f"{topic}-{partition}: {read.start.option} {start} is after {end_bound.option} {end}: swap or "
                     "correct the offsets"
                 )
-            end = loss.check_end(topic, partition, end, limits, end_bound.option)
+            end = loss.check_end(topic, partition, end, limits, "ends at the log end", end_bound.option)
             end = min(end, max(start, limits.end(read.isolation)))
-            start = loss.check_end(topic, partition, start, limits, "startingOffsets")
+            start = loss.check_end(topic, partition, start, limits, "starts at the log end", "startingOffsets")
             start = loss.check_start(topic, partition, start, end, limits) if start < end else end
             ranges.append(OffsetRange(topic, partition, start, end))
     return ranges

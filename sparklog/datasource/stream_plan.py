@@ -13,7 +13,8 @@ The planner therefore follows these rules:
 * The first result of `latest` contains the start of the micro-batch (`$start`), even if no records are available. While
   the query is idle, later results are equal to the start.
 * A result contains the id of each topic, so that a recreated topic is reported as data loss.
-* A partition that is missing in a start begins at its log start.
+* A partition that is missing in a start begins at its log start when the micro-batch is planned. The end of the
+  micro-batch contains this offset (`$added`).
 * The offsets in a checkpoint have existed. If the offsets are not visible to this process although the topic is the
   same, the process waits until caches have expired, and then fails even if `failOnDataLoss=false`, because it would
   otherwise skip records or read records twice.
@@ -93,7 +94,9 @@ class StreamPlanner:
 
             def checked(topic: str, partition: int, offset: int) -> int:
                 limits = bounds[topic][partition]
-                offset = self._loss.check_end(topic, partition, offset, limits, "startingOffsets")
+                offset = self._loss.check_end(
+                    topic, partition, offset, limits, "starts at the log end", "startingOffsets"
+                )
                 return self._loss.check_start(topic, partition, offset, limits.log_end, limits)
 
             initial = StreamOffset(map_partitions(positions, checked), self._topics.ids(), initial=True)
@@ -134,8 +137,12 @@ class StreamPlanner:
         has_advanced = _has_advanced(checkpoint, begin, result)
         is_idle = available == begin and not has_advanced
         self._previous = _LatestCall(start, checkpoint, snapshot, is_empty=end == begin, is_idle=is_idle)
-        # Spark compares offsets as JSON strings, so return `start` unchanged if no new records are available.
-        return result.to_json() if has_advanced else start
+        if not has_advanced:
+            # Spark compares offsets as JSON strings, so return `start` unchanged if no new records are available.
+            return start
+        if not checkpoint.initial:
+            result = replace(result, added=_added(checkpoint, begin, result))
+        return result.to_json()
 
     def ranges(self, start: OffsetJson, end: OffsetJson) -> list[OffsetRange]:
         """Return the offsets between two results. Check that the offsets can still be read."""
@@ -207,8 +214,9 @@ class StreamPlanner:
         bounds = self._topics.bounds()[topic]
         for partition in sorted(offsets.keys() - bounds.keys()):
             self._loss.report(f"Partition {partition} of topic {topic!r} no longer exists", "skips it")
+        otherwise = "continues at the log end"
         return {
-            p: self._loss.check_end(topic, p, offsets[p], limits) if p in offsets else limits.log_start
+            p: self._loss.check_end(topic, p, offsets[p], limits, otherwise) if p in offsets else limits.log_start
             for p, limits in bounds.items()
         }
 
@@ -254,3 +262,15 @@ def _has_advanced(checkpoint: StreamOffset, begin: Positions, result: StreamOffs
         return True
     known = {topic: {**offsets, **checkpoint.positions.get(topic, {})} for topic, offsets in begin.items()}
     return result.positions != {**checkpoint.positions, **known}
+
+
+def _added(checkpoint: StreamOffset, begin: Positions, result: StreamOffset) -> Positions:
+    """Return the begin of partitions that have records in the next micro-batch, but are missing in the checkpoint."""
+    added: dict[str, dict[int, int]] = {}
+    for topic, offsets in begin.items():
+        is_same = checkpoint.ids.get(topic) in (None, result.ids[topic])
+        known = checkpoint.positions.get(topic, {}) if is_same else {}
+        ends = result.positions[topic]
+        if new := {p: offset for p, offset in offsets.items() if p not in known and offset < ends[p]}:
+            added[topic] = new
+    return added

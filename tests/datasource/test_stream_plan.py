@@ -352,6 +352,46 @@ def test_new_partitions_begin_at_their_log_start() -> None:
     assert read(source.ranges(end, following)) == [("t", 1, 0, 4)]
 
 
+@pytest.mark.parametrize("added", ["partition", "topic", "recreated topic"])
+def test_a_repeated_micro_batch_reports_deleted_records_that_its_start_does_not_contain(
+    added: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    view = view_of(t=5)
+    options = {"subscribepattern": "t.*", "metadata.max.age.ms": "0", "failOnDataLoss": "false"}
+    source = planner(view, **options)
+    start = stored(source.latest(source.initial(), limited=True))
+    topic, partition = ("new", 0) if added == "topic" else ("t", 1)
+    if added == "topic":
+        options["subscribepattern"] = "t|new"
+        view.create(topic)
+    elif added == "recreated topic":
+        view.create(topic, topic_id="id-2")
+    view.add(topic, 10, partition)
+    view.partition(topic, partition).log_start = 2
+    source = planner(view, **options)
+    end = stored(source.latest(start, limited=True))
+    assert end["$added"] == {topic: {str(partition): 2}}
+    assert (topic, partition, 2, 10) in read(source.ranges(start, end))
+    view.partition(topic, partition).log_start = 6
+    with pytest.raises(NotFound, match=f"Offsets 2 to 5 of {topic}-{partition} were deleted"):
+        planner(view, **options | {"failOnDataLoss": "true"}).ranges(start, end)
+    with caplog.at_level(logging.WARNING, "sparklog"):
+        assert (topic, partition, 6, 10) in read(planner(view, **options).ranges(start, end))
+    assert f"Offsets 2 to 5 of {topic}-{partition} were deleted" in caplog.text
+    view.add(topic, 1, partition)
+    following = planner(view, **options).latest(end, limited=True)
+    assert "$added" not in following
+    assert (topic, partition, 10, 11) in read(source.ranges(end, following))
+
+
+def test_a_micro_batch_that_an_earlier_version_planned_begins_at_the_log_start() -> None:
+    view = view_of(t=5)
+    view.add("t", 10, partition=1)
+    view.partition("t", 1).log_start = 2
+    start, end = {"t": {"0": 5}}, {"t": {"0": 5, "1": 10}}
+    assert read(planner(view).ranges(start, end)) == [("t", 1, 2, 10)]
+
+
 def test_a_partition_without_records_does_not_start_a_batch() -> None:
     view = view_of(t=5)
     source = planner(view)
@@ -514,13 +554,15 @@ def test_start_deleted_by_retention(caplog: pytest.LogCaptureFixture) -> None:
     assert "Offsets 2 to 5 of t-0 were deleted" in caplog.text
 
 
-def test_a_log_that_ends_before_offsets_without_an_id_is_data_loss() -> None:
+def test_a_log_that_ends_before_offsets_without_an_id_is_data_loss(caplog: pytest.LogCaptureFixture) -> None:
     """The offsets may belong to another topic, because they were edited by hand or come from Kafka's connector."""
     view, end = view_of(t=6), {"t": {"0": 10}}
     with pytest.raises(NotFound, match="Offset 10 of t-0 is out of range: the log ends at 6"):
         planner(view).latest(end, limited=True)
     lenient = planner(view, failOnDataLoss="false")
-    following = lenient.latest(end, limited=True)
+    with caplog.at_level(logging.WARNING, "sparklog"):
+        following = lenient.latest(end, limited=True)
+    assert "because failOnDataLoss=false, the query continues at the log end" in caplog.text
     assert following["t"] == {"0": 6}
     assert lenient.ranges(end, following) == []
     view.add("t", 1)
