@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     from sparklog.log.topic.root import open_root as open  # noqa: A004 - users call sparklog.open
     from sparklog.log.topic.topic import Topic
     from sparklog.log.write.append_target import WriteOptions
-    from sparklog.tables.functions import to_iceberg
+    from sparklog.tables.functions import to_delta, to_iceberg
     from sparklog.tools.repair.run import repair
     from sparklog.tools.repartition import repartition
     from sparklog.transactions.producer import Transaction, TransactionalProducer, transactional
@@ -58,7 +58,7 @@ __all__ = [
     "TopicReader", "TopicTable", "Transaction", "TransactionalProducer", "Unavailable", "View", "Wakeup",
     "WriteOptions", "WriterKey", "__version__", "backup", "clone", "compact", "configure", "consumer", "datasets",
     "duckdb", "export_kafka", "import_kafka", "open", "open_view", "partitioned", "polars", "producer", "register",
-    "repair", "repartition", "restore", "retain", "run_query", "table", "to_iceberg",
+    "repair", "repartition", "restore", "retain", "run_query", "table", "to_delta", "to_iceberg",
     "transactional", "verify", "watch",
 ]  # fmt: skip
 
@@ -88,7 +88,7 @@ if not TYPE_CHECKING:
             "sparklog.clients.producer.futures": "RecordFuture RecordMetadata",
             "sparklog.clients.producer.producer": "Producer producer",
             "sparklog.engines.datasets": "datasets duckdb polars table",
-            "sparklog.tables.functions": "to_iceberg",
+            "sparklog.tables.functions": "to_delta to_iceberg",
             "sparklog.tools.repair.run": "repair",
             "sparklog.tools.repartition": "repartition",
             "sparklog.transactions.producer": "Transaction TransactionalProducer transactional",

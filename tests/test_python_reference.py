@@ -110,5 +110,6 @@ def test_examples_run(tmp_path: Path) -> None:
     for engine in ("duckdb", "polars", "datafusion"):
         pytest.importorskip(engine, reason=f"{engine} is not installed")
     assert run("python-values.md", ["Engines"], tmp_path, names) == 4
-    pytest.importorskip("pyiceberg", reason="pyiceberg is not installed")
-    assert run("python-values.md", ["Table formats"], tmp_path, names) == 2
+    for library in ("pyiceberg", "deltalake"):
+        pytest.importorskip(library, reason=f"{library} is not installed")
+    assert run("python-values.md", ["Table formats"], tmp_path, names) == 3

@@ -15,12 +15,13 @@ the JSON document.
 # subclass.
 import json
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import wraps
+from types import MappingProxyType
 from typing import Annotated, Any, ParamSpec, TypeVar
 
-from click import BadParameter, UsageError
+from click import BadParameter, NoSuchOption, UsageError
 
 import sparklog
 from sparklog.common.times import warn_of_seconds
@@ -49,7 +50,14 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 
-def parse(name: str, options: Callable[..., T], about: str | None, words: Sequence[str]) -> T:
+def parse(
+    name: str,
+    options: Callable[..., T],
+    about: str | None,
+    words: Sequence[str],
+    *,
+    advice: Mapping[str, str] = MappingProxyType({}),
+) -> T:
     """Parse the command line of a job. If it is invalid, print a one-line message and exit with code 2.
 
     Args:
@@ -57,10 +65,13 @@ def parse(name: str, options: Callable[..., T], about: str | None, words: Sequen
         options: a dataclass that declares the options, like the commands of `sparklog.cli`.
         about: the docstring of the job. `--help` shows the first paragraph.
         words: the command line arguments.
+        advice: error messages for options that the job does not have.
     """
     command = FunctionCommand(name, options, help=(about or "").partition("\n\n")[0])
     try:
         parsed: T | int = command.main(list(words), prog_name=f"sparklog {name}", standalone_mode=False)
+    except NoSuchOption as error:
+        exit_with_usage_error(UsageError(advice[error.option_name]) if error.option_name in advice else error)
     except UsageError as error:
         exit_with_usage_error(error)
     except BadRequest as error:

@@ -122,6 +122,12 @@ def is_delta(spark: SparkSession, path: str) -> bool:
     return bool(jvm.io.delta.tables.DeltaTable.isDeltaTable(spark._jsparkSession, path))
 
 
+def properties(spark: SparkSession, path: str) -> Mapping[str, str]:
+    """Return the properties of a table."""
+    details = spark.sql(f"DESCRIBE DETAIL {table_name(path)}").select("properties").head()
+    return {} if details is None else dict(details["properties"])
+
+
 def absolute(spark: SparkSession, path: str) -> str:
     """Return an absolute path for SQL. A relative path is resolved on Spark's default file system."""
     if ":" in path or path.startswith("/"):

@@ -21,7 +21,7 @@ from sparklog.console.schema_registry import (
 )
 from sparklog.console.terminal import read_text
 from sparklog.datasource.options import parse_options
-from sparklog.errors import BadRequest
+from sparklog.errors import BadRequest, Conflict, Unavailable
 from sparklog.format.values import SCHEMA_FORMATS
 from sparklog.jobs.common import DONE
 from sparklog.log.journal.names import check_topic_name
@@ -30,6 +30,7 @@ from sparklog.log.state.view import LogView
 from sparklog.opening import open_view, resolve
 from sparklog.output import StatusLine, log
 from sparklog.tables.copy import CopyReport, TableCopy, TableCopyOptions
+from sparklog.tables.maintenance import MaintainedTable, MaintenanceReport, merge_small_files
 from sparklog.tables.rows import RowOptions
 from sparklog.tables.target import PartitionBy, TargetTable
 
@@ -42,6 +43,8 @@ SCHEMA_OF = {
     "json-schema": "the file of the JSON Schema",
     "protobuf": "the file of the Protobuf schema",
 }
+MERGE_INTERVAL_MS = 60_000
+"""The minimum time between two merges of small files."""
 PartitionOption = PartitionBy | Literal["default"] | None
 
 
@@ -132,6 +135,12 @@ class TableJob:
     max_offsets_per_trigger: Annotated[
         int, integer_option(low=1, text="Approximate maximum number of records per commit.")
     ] = 1_000_000
+    max_files_per_partition: Annotated[
+        int,
+        integer_option(
+            text="Merge the small files of a partition if it has more of them than this number. 0 never merges them."
+        ),
+    ] = 64
     new_topic: Annotated[
         Literal["fail", "continue"],
         Option(help="Action if the topic was deleted and created again: fail, or add the records of the new topic."),
@@ -241,6 +250,45 @@ class TableJob:
         else:
             pause_ms = min(self.interval_ms, view.poll_interval_ms)
         view.env.sleep(max(0.0, (pause_ms - elapsed_ms()) / 1000))
+
+
+class Upkeep:
+    """Maintains the table of a job after commits.
+
+    Args:
+        table: The table.
+        max_files: The number of small files per partition above which they are merged. 0 never merges them.
+        view: The view of the source, for its clock and random ids.
+    """
+
+    def __init__(self, table: MaintainedTable, max_files: int, view: LogView) -> None:
+        self._table = table
+        self._max_files = max_files
+        self._env = view.env
+        self._due_ms: dict[str, int] = {}
+        self.report = MaintenanceReport()
+
+    def __call__(self, report: CopyReport) -> dict[str, Any]:
+        """Do the maintenance that is due. If it fails, the next call repeats it, because the records are copied."""
+        try:
+            self.maintain(report)
+        except (Conflict, Unavailable) as error:
+            log(f"maintenance of table {self._table.name} failed: {error}")
+        return self.results()
+
+    def maintain(self, report: CopyReport) -> None:
+        if self._max_files and report.commits and self.is_due("merge", MERGE_INTERVAL_MS):
+            merge_small_files(self._table, self._max_files, self._env.new_id, self.report)
+
+    def results(self) -> dict[str, Any]:
+        return {"merged_files": self.report.merged_files}
+
+    def is_due(self, task: str, interval_ms: int) -> bool:
+        now_ms = self._env.boot_ms()
+        if now_ms < self._due_ms.get(task, 0):
+            return False
+        self._due_ms[task] = now_ms + interval_ms
+        return True
 
 
 def _progress(report: CopyReport) -> str:

@@ -52,6 +52,8 @@ POSITION = RECORD[:4]
 METADATA = tuple(f"_{name}" for name in POSITION)
 CORRUPT = "_sparklog_corrupt"
 FRAME, END = "frame", b"\xf5log"
+WATERMARK = "sparklog.next-offsets"
+"""The property of tables that were written without Spark (see `sparklog.tables.watermark`)."""
 TOMBSTONE = "the record has no value; tombstones require --mode upsert"
 
 
@@ -318,6 +320,11 @@ def _read_schema(text: str) -> tuple[str, int | None]:
 def prepare(spark: SparkSession, job: ToDelta, schema: StructType) -> None:
     """Create the table or add missing columns. Raises `BadRequest` if the rows or the directory are not suitable."""
     if delta.is_delta(spark, job.table):
+        if WATERMARK in delta.properties(spark, job.table):
+            raise BadRequest(
+                f"table {job.table} contains the offsets up to which it was written by to-delta without --checkpoint: "
+                "omit --checkpoint, or use another table"
+            )
         table = spark.read.format("delta").load(job.table).schema
         missing = delta.missing_columns(table, schema, grow=job.grow_schema)
         if not missing:
@@ -419,7 +426,14 @@ def merge(table: str, names: Sequence[str], keys: Sequence[str]) -> str:
     )
 
 
-arguments = partial(parse, "to-delta", ToDelta, __doc__)
+_ADVICE = {
+    f"--{name}": f"--{name} cannot be used with --checkpoint, which runs the job on Spark"
+    for name in (
+        *("storage-option", "partition-by", "max-files-per-partition", "new-topic", "json"),
+        *("schema-registry", "registry-config", "registry-cache"),
+    )
+}
+arguments = partial(parse, "to-delta", ToDelta, __doc__, advice=_ADVICE)
 
 
 @streaming_job("to-delta")

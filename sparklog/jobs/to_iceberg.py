@@ -20,25 +20,18 @@ from typing import Annotated, Any
 
 from pyiceberg.catalog import Catalog, load_catalog
 
-from sparklog.console.options import integer_option, name_and_value, parse_age
+from sparklog.console.options import name_and_value, parse_age
 from sparklog.console.parameters import Option
-from sparklog.errors import BadRequest, Conflict, SparklogError, Unavailable
+from sparklog.errors import BadRequest, SparklogError, Unavailable
 from sparklog.jobs.common import job, parse
-from sparklog.jobs.table_options import TableJob
+from sparklog.jobs.table_options import TableJob, Upkeep
 from sparklog.log.state.view import LogView
-from sparklog.output import log
 from sparklog.tables.copy import CopyReport
 from sparklog.tables.iceberg import IcebergTable
-from sparklog.tables.iceberg_maintenance import (
-    MaintenanceReport,
-    check_unreferenced_age,
-    delete_unreferenced_files,
-    expire_snapshots,
-    merge_small_files,
-)
+from sparklog.tables.iceberg_maintenance import check_unreferenced_age, delete_unreferenced_files, expire_snapshots
 
-MERGE_INTERVAL_MS, EXPIRE_INTERVAL_MS = 60_000, 3_600_000
-"""The minimum time between two merges of small files, and between two removals of old snapshots."""
+EXPIRE_INTERVAL_MS = 3_600_000
+"""The minimum time between two removals of old snapshots."""
 
 
 @dataclass(kw_only=True)
@@ -56,12 +49,6 @@ class ToIceberg(TableJob):
         list[str] | None,
         Option(metavar="PROPERTY=VALUE", help="Property of the catalog, such as uri. May be repeated."),
     ] = None
-    max_files_per_partition: Annotated[
-        int,
-        integer_option(
-            text="Merge the small files of a partition if it has more of them than this number. 0 never merges them."
-        ),
-    ] = 64
     snapshot_age: Annotated[
         str,
         Option(metavar="AGE|never", help="Remove snapshots that are older than this age, such as 6h or 5d."),
@@ -109,45 +96,30 @@ def open_catalog(name: str | None, properties: dict[str, str]) -> Catalog:
         ) from error
 
 
-class Upkeep:
-    """Maintains the table of a job after commits."""
+class IcebergUpkeep(Upkeep):
+    """Maintains the table of a job after commits, and also removes old snapshots and files."""
 
     def __init__(self, job: ToIceberg, table: IcebergTable, view: LogView) -> None:
+        super().__init__(table, job.max_files_per_partition, view)
         self._job = job
-        self._table = table
-        self._env = view.env
-        self._due_ms = {"merge": 0, "expire": 0}
-        self.report = MaintenanceReport()
+        self._iceberg = table
 
-    def __call__(self, report: CopyReport) -> dict[str, Any]:
-        """Do the maintenance that is due. If it fails, the next call repeats it, because the records are copied."""
-        try:
-            self._maintain(report)
-        except (Conflict, Unavailable) as error:
-            log(f"maintenance of table {self._table.name} failed: {error}")
+    def maintain(self, report: CopyReport) -> None:
+        super().maintain(report)
+        job, now_ms = self._job, self._env.wall_ms()
+        if not self.is_due("expire", EXPIRE_INTERVAL_MS) or self._iceberg.load() is None:
+            return
+        if job.snapshot_age_ms is not None:
+            expire_snapshots(self._iceberg, now_ms - job.snapshot_age_ms, self.report)
+        if job.unreferenced_age_ms is not None:
+            delete_unreferenced_files(self._iceberg, now_ms, job.unreferenced_age_ms, self.report)
+
+    def results(self) -> dict[str, Any]:
         return {
-            "merged_files": self.report.merged_files,
+            **super().results(),
             "expired_snapshots": self.report.expired_snapshots,
             "deleted_files": len(self.report.deleted_files),
         }
-
-    def _maintain(self, report: CopyReport) -> None:
-        job, now_ms = self._job, self._env.wall_ms()
-        if job.max_files_per_partition and report.commits and self._is_due("merge", MERGE_INTERVAL_MS):
-            merge_small_files(self._table, job.max_files_per_partition, self._env.new_id, self.report)
-        if not self._is_due("expire", EXPIRE_INTERVAL_MS) or self._table.load() is None:
-            return
-        if job.snapshot_age_ms is not None:
-            expire_snapshots(self._table, now_ms - job.snapshot_age_ms, self.report)
-        if job.unreferenced_age_ms is not None:
-            delete_unreferenced_files(self._table, now_ms, job.unreferenced_age_ms, self.report)
-
-    def _is_due(self, task: str, interval_ms: int) -> bool:
-        now_ms = self._env.boot_ms()
-        if now_ms < self._due_ms[task]:
-            return False
-        self._due_ms[task] = now_ms + interval_ms
-        return True
 
 
 arguments = partial(parse, "to-iceberg", ToIceberg, __doc__)
@@ -161,4 +133,4 @@ def main(words: Sequence[str]) -> int:
         table = IcebergTable(catalog, options.identifier, view.env.new_id)
         *namespace, name = options.identifier
         quarantine = IcebergTable(catalog, (*namespace, f"{name}_quarantine"), view.env.new_id)
-        return options.run("to-iceberg", view, table, quarantine, Upkeep(options, table, view))
+        return options.run("to-iceberg", view, table, quarantine, IcebergUpkeep(options, table, view))

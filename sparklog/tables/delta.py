@@ -205,6 +205,14 @@ class DeltaLakeTable:
                 commit_properties=self._commit_properties(watermark, commit_id),
             )
 
+    def key_columns(self, state: TableState) -> Sequence[str]:
+        """Return the columns of the partitioning in upsert mode, because Delta tables do not have key columns."""
+        is_upsert = state.watermark is not None and state.watermark.mode == "upsert"
+        return self.partition_columns(state) if is_upsert else ()
+
+    def file_prefix(self, state: TableState) -> str:
+        return state.watermark.topic_id if state.watermark is not None else "sparklog"
+
     def delete_files(self, paths: Sequence[str]) -> None:
         files = self._files()
         with self._errors("delete files of"):

@@ -7,7 +7,10 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypedDict
 
 from sparklog.arguments import NAME, NAMES, checked
+from sparklog.common.lazy import install_command
 from sparklog.common.settings import ValueType, int64, one_of, option
+from sparklog.errors import BadRequest
+from sparklog.log.journal.clocks import Env
 from sparklog.log.read.topic_scan import Position
 from sparklog.log.state.view import LogView
 from sparklog.log.topic.root import ROOT, Root, RootView, open_root
@@ -23,12 +26,14 @@ if TYPE_CHECKING:
     from pyiceberg.catalog import Catalog
     from typing_extensions import Unpack
 
+    from sparklog.tables.delta import DeltaLakeTable
+
 RootLike = Root | Store | str | os.PathLike[str]
 _ANY = ValueType("any value", lambda value: True)
 
 
 class TableKeywords(TypedDict, total=False):
-    """Options of a copy to a table (see `to_iceberg`)."""
+    """Options of a copy to a table (see `to_iceberg` and `to_delta`)."""
 
     # fmt: off
     mode: Annotated[Literal["append", "upsert"], option("append",
@@ -105,6 +110,58 @@ def to_iceberg(
     target = IcebergTable(opened, (*namespace, name_of_table), view.env.new_id)
     quarantine = IcebergTable(opened, (*namespace, f"{name_of_table}_quarantine"), view.env.new_id)
     return copy_topic(view, topic, target, quarantine, options)
+
+
+@checked(TableKeywords, root=ROOT, topic=NAME, location=NAME)
+def to_delta(
+    root: RootLike,
+    topic: str,
+    location: str,
+    *,
+    storage_options: Mapping[str, str] | None = None,
+    **options: Unpack[TableKeywords],
+) -> CopyReport:
+    """Copy the current records of a topic to a Delta table, exactly once and without Spark.
+
+    The table contains the offsets up to which the topic was copied. The next call, on any host, continues from there.
+
+    Args:
+        root: An open root, or the location of a root or a Kafka log directory.
+        topic: The name of the topic.
+        location: The directory or URL of the table. The table is created if it does not exist.
+        storage_options: Settings of the object store, as in deltalake.
+
+    Returns:
+        A report with the numbers of copied records, rows, bad records and commits, and the next offsets.
+
+    Raises:
+        NotFound: If the topic does not exist.
+        BadRequest: If an option is invalid, a record does not match the schema, or the table contains another topic.
+        Conflict: If other programs prevented a commit for ten minutes.
+        Unavailable: If the storage is not available.
+
+    Example:
+        report = sparklog.to_delta("/data/log", "orders", "/data/tables/orders")
+        print(report.records, report.next_offsets)
+    """
+    view = _view(root)
+    target, quarantine = delta_tables(location, storage_options or {}, view.env)
+    return copy_topic(view, topic, target, quarantine, options)
+
+
+def delta_tables(location: str, storage_options: Mapping[str, str], env: Env) -> tuple[DeltaLakeTable, DeltaLakeTable]:
+    """Return the table at a location and its table of bad records. Raises `BadRequest` if deltalake is missing."""
+    try:
+        from sparklog.tables.delta import DeltaLakeTable
+    except ModuleNotFoundError as error:
+        if str(error.name).partition(".")[0] != "deltalake":
+            raise
+        raise BadRequest(f"Delta tables without Spark require deltalake: {install_command('deltalake')}") from None
+    path = (location if "://" in location else os.path.abspath(location)).rstrip("/")
+    return (
+        DeltaLakeTable(path, storage_options, env),
+        DeltaLakeTable(f"{path}_quarantine", storage_options, env),
+    )
 
 
 def copy_topic(

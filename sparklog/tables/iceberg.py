@@ -208,6 +208,9 @@ class IcebergTable:
         """Return the start of the names of data files, which is the id of the topic."""
         return state.watermark.topic_id if state.watermark is not None else "sparklog"
 
+    def key_columns(self, state: TableState) -> Sequence[str]:
+        return sorted(state.handle.schema().identifier_field_names())
+
     def partition_columns(self, state: TableState) -> Sequence[str]:
         table: Table = state.handle
         return iceberg_schema.source_columns(table.spec(), table.schema())

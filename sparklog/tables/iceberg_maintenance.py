@@ -1,24 +1,20 @@
-"""Maintenance of an Iceberg table: merging small files, expiring snapshots, and deleting unreferenced files.
+"""Maintenance of an Iceberg table: expiring snapshots, and deleting unreferenced files.
 
-A copy adds at least one file per partition and one snapshot with each commit. Maintenance keeps their number bounded.
-It does not change the watermark or the rows, and may run at any time, even while a copy runs:
+A copy adds one snapshot with each commit. Maintenance keeps their number bounded. `sparklog.tables.maintenance` merges
+small files. Maintenance does not change the watermark or the rows, and may run at any time, even while a copy runs:
 
 * Each change is a commit that requires that the snapshot of the loaded version is still the current one. If another
   commit comes first, the maintenance is not repeated until the next run.
 * Files are deleted only after they are no longer part of a snapshot. Files that have never been part of a snapshot may
   belong to a commit in flight, so they are deleted only if they are older than a safe age. Only files with the names of
   a copy are considered, because other tables may have the same location.
-
-Merging files does not change the rows, so its snapshots have the operation `replace`, which incremental readers skip.
 """
 
 from __future__ import annotations
 
 import posixpath
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import pairwise
-from typing import Any
 
 from pyarrow.fs import FileSelector, FileType
 from pyiceberg.io.pyarrow import PyArrowFileIO
@@ -28,82 +24,12 @@ from pyiceberg.table.snapshots import Snapshot
 from pyiceberg.table.update import AssertRefSnapshotId, RemoveSnapshotsUpdate
 
 from sparklog.errors import BadRequest, Conflict
-from sparklog.tables.data_files import FILE_BYTES
 from sparklog.tables.iceberg import IcebergTable, ancestors
-from sparklog.tables.merge import ExistingFile, compact_files
-from sparklog.tables.target import TableState
+from sparklog.tables.maintenance import MaintenanceReport, loaded
 
 MIN_UNREFERENCED_AGE_MS = 24 * 3_600_000
 """Minimum age of an unreferenced file that may be deleted. A copy commits its files within this time."""
 MIN_SNAPSHOTS = "history.expire.min-snapshots-to-keep"
-
-
-@dataclass
-class MaintenanceReport:
-    """The results of the maintenance of a table.
-
-    Attributes:
-        merged_files: The number of files that were merged.
-        written_files: The number of files that replaced them.
-        expired_snapshots: The number of snapshots that were removed.
-        deleted_files: The locations of deleted files.
-    """
-
-    merged_files: int = 0
-    written_files: int = 0
-    expired_snapshots: int = 0
-    deleted_files: list[str] = field(default_factory=list)
-
-
-def merge_small_files(
-    table: IcebergTable, max_files: int, new_id: Callable[[], str], report: MaintenanceReport
-) -> None:
-    """Merge files of partitions that have more than `max_files` files. If another commit comes first, do nothing."""
-    state = _loaded(table)
-    partitions: dict[tuple[Any, ...], list[ExistingFile]] = {}
-    for file in table.existing_files(state):
-        if file.partition_values is not None:
-            partitions.setdefault(file.partition_values, []).append(file)
-    for files in partitions.values():
-        merged = files_to_merge(files, max_files)
-        if not merged:
-            continue
-        prefix = f"{table.file_prefix(state)}-merged-{new_id()}"
-        keys = sorted(state.handle.schema().identifier_field_names())
-        merge = compact_files(table, state, sorted(merged, key=_first_position), keys, prefix)
-        try:
-            table.replace_files(state, merge.added, merge.removed)
-        except Conflict:
-            table.delete_files([file.path for file in merge.added])
-            return
-        report.merged_files += len(merge.removed)
-        report.written_files += len(merge.added)
-        state = _loaded(table)
-
-
-def files_to_merge(files: Sequence[ExistingFile], max_files: int) -> list[ExistingFile]:
-    """Return the files of a partition to merge, or none if it has at most `max_files` small files.
-
-    Files that are at least half as large as a complete file are not merged. The smallest files are merged, so that at
-    most half of `max_files` remain. A larger file is merged with them if it is not larger than all of them together.
-    Therefore, a row is rewritten only when the size of its file at least doubles.
-    """
-    small = sorted((file for file in files if file.nbytes < FILE_BYTES // 2), key=lambda file: file.nbytes)
-    if len(small) <= max_files:
-        return []
-    merged: list[ExistingFile] = []
-    nbytes = 0
-    for file in small:
-        if len(merged) > len(small) - max_files // 2 and file.nbytes > nbytes:
-            break
-        merged.append(file)
-        nbytes += file.nbytes
-    return merged
-
-
-def _first_position(file: ExistingFile) -> tuple[Any, ...]:
-    """Return a key that sorts files by topic partition and offset."""
-    return tuple(file.bounds.get(name, (0,))[0] for name in ("_partition", "_offset"))
 
 
 def expire_snapshots(table: IcebergTable, before_ms: int, report: MaintenanceReport) -> None:
@@ -111,7 +37,7 @@ def expire_snapshots(table: IcebergTable, before_ms: int, report: MaintenanceRep
 
     The latest snapshots, as many as the table property says, and snapshots of other branches and of tags remain.
     """
-    state = _loaded(table)
+    state = loaded(table)
     iceberg: Table = state.handle
     expired = _expired(iceberg, before_ms)
     if not expired:
@@ -178,10 +104,10 @@ def unreferenced_files(table: IcebergTable, before_ms: int) -> list[str]:
 
     Raises `BadRequest` if the files of the table cannot be listed.
     """
-    iceberg: Table = _loaded(table).handle
+    iceberg: Table = loaded(table).handle
     listed = list(_listed(iceberg, before_ms))
     # The table is loaded again, so that it references all listed files that were committed before.
-    state = _loaded(table)
+    state = loaded(table)
     iceberg = state.handle
     referenced = _files_of(iceberg, iceberg.snapshots()) | {iceberg.metadata_location}
     referenced.update(entry.metadata_file for entry in iceberg.metadata.metadata_log)
@@ -236,10 +162,3 @@ def _path(location: str) -> str:
     if not separator:
         scheme, separator, rest = location.partition(":")
     return posixpath.normpath(rest if separator else scheme)
-
-
-def _loaded(table: IcebergTable) -> TableState:
-    state = table.load()
-    if state is None:
-        raise BadRequest(f"table {table.name} does not exist")
-    return state

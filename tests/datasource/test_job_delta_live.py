@@ -402,3 +402,52 @@ def test_a_relative_table_and_what_an_interrupted_creation_left(driver: Driver, 
         *("--checkpoint", tmp_path / "back"),
     )
     assert f"ALTER TABLE delta.`{table}` SET TBLPROPERTIES" in said
+
+
+@pytest.mark.parametrize("mode", ["append", "upsert"])
+def test_spark_reads_and_maintains_a_table_that_was_written_without_spark(
+    driver: Driver, tmp_path: Path, mode: Any
+) -> None:
+    case = Case(driver, tmp_path, "--mode", mode)
+
+    def copy() -> None:
+        sparklog.to_delta(case.root, "orders", str(case.table), mode=mode)
+
+    def check(count: int) -> None:
+        statement = f"SELECT key, value, _partition, _offset, day(_timestamp) AS day FROM delta.`{case.table}`"
+        found = [
+            {name: bytes(value) if isinstance(value, bytearray) else value for name, value in row.items()}
+            for row in driver.sql(statement)
+        ]
+        expected = [
+            {**{name: row[name] for name in ("key", "value", "_partition", "_offset")}, "day": row["_timestamp"].day}
+            for row in read(case.table)
+        ]
+        assert sorted(map(str, found)) == sorted(map(str, expected))
+        assert len(found) == count
+
+    case.append(*((b"k%d" % number, b"1") for number in range(20)))
+    copy()
+    check(20)
+    case.append(*((b"k%d" % number, b"2" if number % 2 else None) for number in range(10, 30)))
+    copy()
+    check(40 if mode == "append" else 20)
+    # Spark skips files by the statistics of the copy.
+    [row] = driver.sql(f"SELECT count(*) AS n FROM delta.`{case.table}` WHERE _offset = 0 AND _partition = 0")
+    assert row["n"] == (1 if any(row["_offset"] == 0 and row["_partition"] == 0 for row in read(case.table)) else 0)
+    driver.sql(f"OPTIMIZE delta.`{case.table}`")
+    driver.sql(f"VACUUM delta.`{case.table}`")
+    case.append((b"k1", b"3"), (b"k90", b"3"))
+    copy()
+    check(42 if mode == "append" else 21)
+    fails(case.run(), "was written by to-delta without --checkpoint: omit --checkpoint, or use another table")
+    check(42 if mode == "append" else 21)
+
+
+def test_table_of_the_job_on_spark_is_rejected_without_spark(driver: Driver, tmp_path: Path) -> None:
+    case = Case(driver, tmp_path)
+    case.append((b"a", b"1"))
+    fine(case.run())
+    with pytest.raises(sparklog.BadRequest, match="was not created by copying a topic: use another table"):
+        sparklog.to_delta(case.root, "orders", str(case.table))
+    assert len(read(case.table)) == 1

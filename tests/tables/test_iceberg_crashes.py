@@ -26,7 +26,7 @@ from sparklog.jobs.common import DONE
 from sparklog.opening import open_view, resolve
 from sparklog.tables.copy import TableCopy, TableCopyOptions
 from sparklog.tables.iceberg import IcebergTable
-from sparklog.tables.iceberg_maintenance import MaintenanceReport, merge_small_files
+from sparklog.tables.maintenance import MaintenanceReport, merge_small_files
 from sparklog.tables.rows import RowOptions
 from sparklog.transactions.producer import transactional
 from tests.tables.iceberg_catalogs import new_id, sqlite_properties

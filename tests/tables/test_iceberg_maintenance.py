@@ -11,17 +11,11 @@ from typing import Any
 import pytest
 
 from sparklog.errors import BadRequest, Conflict
-from sparklog.tables import iceberg_maintenance
+from sparklog.tables import iceberg_maintenance, maintenance
 from sparklog.tables.data_files import FILE_BYTES
 from sparklog.tables.iceberg import IcebergTable
-from sparklog.tables.iceberg_maintenance import (
-    MaintenanceReport,
-    delete_unreferenced_files,
-    expire_snapshots,
-    files_to_merge,
-    merge_small_files,
-    unreferenced_files,
-)
+from sparklog.tables.iceberg_maintenance import delete_unreferenced_files, expire_snapshots, unreferenced_files
+from sparklog.tables.maintenance import MaintenanceReport, files_to_merge, merge_small_files
 from sparklog.tables.merge import ExistingFile
 from tests.tables.iceberg_catalogs import CatalogSetup, new_id, open_catalog
 from tests.tables.test_iceberg import NAME, created, loaded, offsets, rows, watermark, write
@@ -87,14 +81,14 @@ def test_merge_that_comes_second_changes_nothing(
     setup: CatalogSetup, table: IcebergTable, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     copy(table, 5)
-    compact = iceberg_maintenance.compact_files
+    compact = maintenance.compact_files
 
     def and_copy(*arguments: Any) -> Any:
         merge = compact(*arguments)
         copy(table, 1)
         return merge
 
-    monkeypatch.setattr(iceberg_maintenance, "compact_files", and_copy)
+    monkeypatch.setattr(maintenance, "compact_files", and_copy)
     report = MaintenanceReport()
     merge_small_files(table, 4, new_id, report)
     assert report == MaintenanceReport()

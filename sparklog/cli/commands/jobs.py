@@ -31,8 +31,8 @@ HELP = {
     "from-delta": "Write the changes of a Delta table to a topic.",
     "to-iceberg": "Write a topic to an Iceberg table, as rows or by key.",
 }
-WITHOUT_SPARK = {"to-iceberg": ("iceberg", ("pyiceberg", "sqlalchemy"))}
-"""Jobs that do not use Spark: the extra that they require, and its modules."""
+CHECKPOINT = "--checkpoint"
+"""The option with which `to-delta` uses Spark, because the checkpoint is that of a streaming query."""
 JOB_CONTEXT = {"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []}
 """The settings of a command that passes all arguments to its job, including `--help`."""
 PACKAGE = Path(__file__).parents[2]
@@ -41,18 +41,23 @@ PACKAGE = Path(__file__).parents[2]
 @pass_context
 def _job(context: Context) -> None:
     name = str(context.info_name)
-    extra, modules = WITHOUT_SPARK.get(name, ("spark", ("pyspark", "py4j")))
+    module, extra = name.replace("-", "_"), "spark"
+    packages: tuple[str, ...] = ("pyspark", "py4j")
+    if name == "to-iceberg":
+        extra, packages = "iceberg", ("pyiceberg", "sqlalchemy")
+    elif name == "to-delta" and not any(word.partition("=")[0] == CHECKPOINT for word in context.args):
+        module, extra, packages = "to_delta_without_spark", "deltalake", ("deltalake",)
     try:
-        if name not in WITHOUT_SPARK:
+        if extra == "spark":
             # Spark's workers must use the Python of this environment instead of the first python3 on the PATH.
             from sparklog.datasource.session import choose_pythons, workers_python
 
             choose_pythons({}, os.environ, workers_python())
-        job = import_module(f"sparklog.jobs.{name.replace('-', '_')}")
+        job = import_module(f"sparklog.jobs.{module}")
     except ModuleNotFoundError as error:
-        if str(error.name).partition(".")[0] not in modules:
+        if str(error.name).partition(".")[0] not in packages:
             raise
-        package = "PySpark" if extra == "spark" else modules[0]
+        package = "PySpark" if extra == "spark" else packages[0]
         raise BadRequest(f"sparklog {name} requires {package}: {install_command(extra)}") from None
     raise Exit(job.main(context.args))
 
