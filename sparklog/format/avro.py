@@ -15,8 +15,8 @@ import pyarrow as pa
 
 from sparklog.common.lazy import install_command
 from sparklog.errors import BadRequest
+from sparklog.format.json_columns import loads
 from sparklog.format.registered import AVRO, InvalidValueError, RegisteredSchema, SchemaFormat, call_library
-from sparklog.format.values import loads
 
 TRUNCATED = "the bytes are truncated"
 PLAIN_TYPES = {

@@ -1,32 +1,157 @@
 """Columns of JSON values with a given Arrow type.
 
-A column is built field by field, so no Arrow function converts a value that has another type: `pa.array` would convert
-1.5 to the integer 1, and true to the number 1.0.
+`json_objects` parses JSON objects with Arrow, without a Python loop. It rejects each value that does not have exactly
+the type of its field. `decode_json` decodes values of all types: it parses the values in Python if Arrow cannot parse
+the type, or rejects a value that JSON Schema permits, such as the integer 1.0.
 
-| Arrow type               | JSON values                                            |
-|--------------------------|--------------------------------------------------------|
-| struct                   | objects; other members are ignored, missing are null   |
-| map with string keys     | objects                                                |
-| list                     | arrays                                                 |
-| bool, string             | true and false, strings                                |
-| integers                 | numbers without a fraction, such as 1 and 1.0          |
-| floats, decimals         | numbers; for decimals also strings                     |
-| `JSON_TEXT`              | any; the column contains their JSON                    |
-| other, such as timestamp | strings that Arrow can cast to the type, integers      |
+| Arrow type               | JSON values                                            | accepted by `decode_json`     |
+|--------------------------|--------------------------------------------------------|-------------------------------|
+| struct                   | objects; other members are ignored, missing are null   | the last of members with the  |
+|                          |                                                        | same name                     |
+| list                     | arrays                                                 |                               |
+| bool, string             | true and false, strings                                |                               |
+| integers                 | numbers without a fraction                             | 1.0                           |
+| floats                   | numbers, NaN                                           | not NaN                       |
+| decimals                 | numbers, strings                                       |                               |
+| timestamp, date          | strings that Arrow can cast; without zone: UTC         | integers; not without zone    |
+| map with string keys     | cannot be parsed                                       | objects                       |
+| `JSON_TEXT`              | cannot be parsed                                       | any; the column contains JSON |
+
+Arrow's parser reads a stream of JSON objects and returns one row per object. It does not report which line an object
+came from. Each value is therefore one line that begins with `{` and ends with `}`. A line with these ends that contains
+part of an object cannot be continued by the next line, because a `{` cannot follow a `}`. Thus, each line contains at
+least one object or is invalid, and if the parser returns as many rows as there are lines, each line is one row.
+
+In Python, a column is built field by field, so no Arrow function converts a value that has another type: `pa.array`
+would convert 1.5 to the integer 1, and true to the number 1.0.
 """
 
 from __future__ import annotations
 
 import json
 from decimal import Decimal
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.json as pj
+
+from sparklog.format.arrow_numpy import valid_rows
 
 JSON_TEXT = pa.json_()
 """Marks a string column that contains the JSON of values of any type."""
 MAX_SHOWN_CHARACTERS = 60
+
+
+def loads(text: str) -> Any:
+    """Parse JSON.
+
+    Raises `ValueError` if the JSON is invalid, contains NaN or an infinity, or is nested too deeply.
+    """
+    try:
+        return _DECODER.decode(text)
+    except RecursionError:
+        raise ValueError("nested too deeply") from None
+
+
+def _no_constant(name: str) -> None:
+    raise ValueError(f"{name} is not valid JSON")
+
+
+_DECODER = json.JSONDecoder(parse_constant=_no_constant)
+"""`json.loads` with this option would create a decoder for each value."""
+
+
+def dumps(value: Any) -> bytes:
+    """Return the JSON of an Arrow value as UTF-8. Raises `ValueError` for NaN and infinities."""
+    return json.dumps(value, ensure_ascii=False, allow_nan=False).encode()
+
+
+def decode_json(column: pa.Array, kind: pa.DataType) -> pa.Array:
+    """Decode a column of JSON to a type, which may contain `JSON_TEXT`. Raises `ValueError` for an invalid value."""
+    texts = column.cast(pa.string())
+    if pa.types.is_struct(kind) and _is_parsed_equally(kind) and not _contains_constants(texts):
+        try:
+            return json_objects(texts, kind)
+        except (ValueError, pa.ArrowException):
+            pass  # Some value requires the conversion in Python, or is invalid.
+    return json_column([None if text is None else loads(text) for text in texts.to_pylist()], kind)
+
+
+def _is_parsed_equally(kind: pa.DataType) -> bool:
+    """Return True if Arrow's parser returns the same values of a type as `json_column`, or rejects the values."""
+    if pa.types.is_struct(kind):
+        names = [field.name for field in kind]
+        return 0 < len(names) == len(set(names)) and all(_is_parsed_equally(field.type) for field in kind)
+    if pa.types.is_list(kind):
+        return _is_parsed_equally(kind.value_type)
+    is_plain = pa.types.is_boolean(kind) or pa.types.is_integer(kind) or pa.types.is_float64(kind)
+    return bool(is_plain or kind == pa.string())
+
+
+def _contains_constants(texts: pa.Array) -> bool:
+    """Return True if a text contains NaN or an infinity, which Arrow's parser accepts."""
+    return any(pc.any(pc.match_substring(texts, word)).as_py() for word in ("NaN", "Inf"))
+
+
+def json_objects(column: pa.Array, kind: pa.StructType) -> pa.StructArray:
+    """Parse a column of JSON objects with Arrow. Raises `ValueError` or `ArrowException` for an invalid value."""
+    lines = column.drop_null()
+    rows = _parsed(lines.cast(pa.string()), kind) if len(lines) else pa.nulls(0, kind)
+    if len(lines) == len(column):
+        return rows
+    is_valid = valid_rows(column)
+    index = pa.array(np.cumsum(is_valid) - 1, mask=~is_valid)
+    return rows.take(index)
+
+
+def _parsed(lines: pa.Array, kind: pa.StructType) -> pa.StructArray:
+    lines = pc.ascii_trim(_without_breaks(lines), " \t")
+    if not pc.all(pc.and_(pc.starts_with(lines, "{"), pc.ends_with(lines, "}"))).as_py():
+        raise ValueError
+    joined = pc.binary_join(pa.ListArray.from_arrays(pa.array([0, len(lines)], pa.int32()), lines), "\n")
+    buffer = joined[0].as_buffer()
+    table = pj.read_json(
+        pa.BufferReader(buffer),
+        pj.ReadOptions(use_threads=False, block_size=buffer.size + 1),
+        pj.ParseOptions(explicit_schema=_parsed_schema(kind), unexpected_field_behavior="ignore"),
+    ).combine_chunks()
+    if table.num_rows != len(lines):
+        raise ValueError
+    columns = [_single_chunk(table[index]).cast(field.type) for index, field in enumerate(kind)]
+    return pa.StructArray.from_arrays(columns, fields=list(kind))
+
+
+def _single_chunk(column: pa.ChunkedArray) -> pa.Array:
+    return column.chunk(0) if column.num_chunks else pa.nulls(0, column.type)
+
+
+def _without_breaks(lines: pa.Array) -> pa.Array:
+    """Return the values without line breaks between tokens. Other line breaks are not valid JSON."""
+    has_breaks = pc.match_substring_regex(lines, "[\r\n]")
+    if not pc.any(has_breaks).as_py():
+        return lines
+    for text in lines.filter(has_breaks).to_pylist():
+        loads(text)
+    return pc.replace_substring_regex(lines, "[\r\n]", " ")
+
+
+@lru_cache(maxsize=64)
+def _parsed_schema(kind: pa.StructType) -> pa.Schema:
+    return pa.schema([pa.field(field.name, parsed_type(field.type)) for field in kind])
+
+
+def parsed_type(kind: pa.DataType) -> pa.DataType:
+    """Return the type with which Arrow parses values of `kind`. Dates are parsed as strings and converted."""
+    if pa.types.is_date32(kind):
+        return pa.string()
+    if pa.types.is_list(kind):
+        return pa.list_(parsed_type(kind.value_type))
+    if pa.types.is_struct(kind):
+        return pa.struct([pa.field(field.name, parsed_type(field.type)) for field in kind])
+    return kind
 
 
 def json_column(values: list[Any], kind: pa.DataType) -> pa.Array:

@@ -28,9 +28,9 @@ import pyarrow as pa
 
 from sparklog.common.lazy import install_command
 from sparklog.errors import BadRequest
-from sparklog.format.json_columns import JSON_TEXT, json_column, without_markers
+from sparklog.format.arrow_numpy import bytes_array
+from sparklog.format.json_columns import JSON_TEXT, decode_json, dumps, loads, without_markers
 from sparklog.format.registered import JSON_SCHEMA, RegisteredSchema, SchemaFormat
-from sparklog.format.values import dumps, loads
 
 PLAIN_TYPES = {
     "null": pa.null(), "boolean": pa.bool_(), "integer": pa.int64(), "number": pa.float64(), "string": pa.string(),
@@ -63,8 +63,8 @@ class JsonSchemaFormat(SchemaFormat):
         target: JsonSchema | None,
         kind: pa.DataType,
     ) -> pa.Array:
-        values = [None if row is None else loads(data[row[0] : row[1]].decode()) for row in rows]
-        return json_column(values, target.shape if target is not None and kind == self.type_of(target) else kind)
+        values = bytes_array([None if row is None else data[row[0] : row[1]] for row in rows])
+        return decode_json(values, target.shape if target is not None and kind == self.type_of(target) else kind)
 
     def text_of(self, body: bytes, schema: JsonSchema) -> bytes:
         loads(body.decode())

@@ -26,7 +26,6 @@ name of the row.
 from __future__ import annotations
 
 import base64
-import json
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -36,7 +35,7 @@ import pyarrow.compute as pc
 
 from sparklog.errors import BadRequest, did_you_mean
 from sparklog.format.arrow_numpy import binary_array, bytes_array, fixed_array, fixed_values, valid_rows
-from sparklog.format.json_columns import json_column
+from sparklog.format.json_columns import decode_json, dumps, loads
 
 RowName = Callable[[int], str]
 """Function that returns the name of a row for error messages, given the index of the row."""
@@ -323,11 +322,10 @@ class JsonFormat(ValueFormat):
         return None
 
     def _decode(self, column: pa.Array, kind: pa.DataType | None) -> pa.Array:
-        values = [None if cell is None else loads(cell) for cell in _text(column).to_pylist()]
         if kind is not None:
-            return json_column(values, kind)
+            return decode_json(column, kind)
         try:
-            return pa.array(values)
+            return pa.array([None if cell is None else loads(cell) for cell in _text(column).to_pylist()])
         except OverflowError as error:
             raise ValueError(str(error)) from None
 
@@ -343,30 +341,6 @@ class JsonFormat(ValueFormat):
             if cell is not None:
                 loads(cell)
         return _binary(column)
-
-
-def loads(text: str) -> Any:
-    """Parse JSON.
-
-    Raises `ValueError` if the JSON is invalid, contains NaN or an infinity, or is nested too deeply.
-    """
-    try:
-        return _DECODER.decode(text)
-    except RecursionError:
-        raise ValueError("nested too deeply") from None
-
-
-def _no_constant(name: str) -> None:
-    raise ValueError(f"{name} is not valid JSON")
-
-
-_DECODER = json.JSONDecoder(parse_constant=_no_constant)
-"""`json.loads` with this option would create a decoder for each value."""
-
-
-def dumps(value: Any) -> bytes:
-    """Return the JSON of an Arrow value as UTF-8. Raises `ValueError` for NaN and infinities."""
-    return json.dumps(value, ensure_ascii=False, allow_nan=False).encode()
 
 
 FORMATS: dict[str, Callable[[str], ValueFormat]] = {

@@ -8,10 +8,12 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from sparklog import formats
 from sparklog.errors import BadRequest
-from sparklog.format.json_columns import JSON_TEXT, json_column, without_markers
+from sparklog.format.json_columns import JSON_TEXT, decode_json, json_column, json_objects, loads, without_markers
 
 UTC = pa.timestamp("us", "UTC")
 NESTED = pa.struct(
@@ -91,3 +93,68 @@ def test_json_is_decoded_to_the_given_type_or_rejected() -> None:
     assert invalid[1].endswith("(expected an integer, found 1.5)")
     with pytest.raises(BadRequest, match="row 0: expected JSON, found 23 bytes"):
         formats.decode(pa.array([b"123456789012345678901234"[:23]]), "json")
+
+
+PARSED = pa.struct(
+    [
+        ("a", pa.int16()),
+        ("b", pa.float64()),
+        ("c", pa.list_(pa.field("element", pa.string()))),
+        ("d", pa.struct([("x", pa.bool_()), ("y", pa.uint64())])),
+    ]
+)
+NUMBERS = (
+    "0",
+    "-0.0",
+    "1.0",
+    "1.5",
+    "1e2",
+    "40000",
+    "18446744073709551615",
+    "5e-324",
+    "1e999",
+    "NaN",
+    "-Infinity",
+    "01",
+)
+TEXTS = ('""', '"NaN"', '"\\u00e9"', '"\\ud800"', '"\\ud83d\\ude00"', '"x\ny"', '"é"')
+LEAVES = st.sampled_from((*NUMBERS, *TEXTS, "true", "null", "{}", "[]"))
+LISTS = st.lists(LEAVES, max_size=2).map(lambda items: f"[{','.join(items)}]")
+OBJECTS = st.lists(st.tuples(st.sampled_from("abcdxyz"), LEAVES | LISTS), max_size=4).map(
+    lambda members: "{" + ",\n".join(f'"{name}": {value}' for name, value in members) + "}"
+)
+MEMBERS = st.lists(st.tuples(st.sampled_from("abcdz"), LEAVES | LISTS | OBJECTS), max_size=4).map(
+    lambda members: "{" + ", ".join(f'"{name}":{value}' for name, value in members) + "}"
+)
+
+
+@given(st.lists(st.one_of(st.none(), MEMBERS, st.sampled_from(("", "null", "{", "}", '{"a":1}{"a":2}'))), max_size=3))
+def test_decoding_does_not_depend_on_the_parser(texts: list[str | None]) -> None:
+    def values() -> pa.Array:
+        return json_column([None if text is None else loads(text) for text in texts], PARSED)
+
+    column = pa.array([None if text is None else text.encode() for text in texts], pa.binary())
+    try:
+        expected = values()
+    except (ValueError, pa.ArrowException):
+        with pytest.raises((ValueError, pa.ArrowException)):
+            decode_json(column, PARSED)
+        return
+    decoded = decode_json(column, PARSED)
+    decoded.validate(full=True)
+    assert (decoded.type, repr(decoded.to_pylist())) == (PARSED, repr(expected.to_pylist()))
+
+
+def test_typical_objects_are_parsed_by_arrow(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sparklog.format.json_columns.json_column", None)
+    column = pa.array([b'{"a":1,"c":["x",null],"other":{"a":2}}', None, b"{}"])
+    expected = [{"a": 1, "b": None, "c": ["x", None], "d": None}, None, dict.fromkeys("abcd")]
+    assert decode_json(column, PARSED).to_pylist() == expected
+
+
+@pytest.mark.parametrize("value", ["1.0", "1.5", "true", '"1"', "[1]", '1, "a": 2'])
+def test_json_objects_rejects_all_but_integers_without_a_fraction(value: str) -> None:
+    kind = pa.struct([("a", pa.int64())])
+    assert json_objects(pa.array([b'{"a": 1}']), kind).to_pylist() == [{"a": 1}]
+    with pytest.raises((ValueError, pa.ArrowException)):
+        json_objects(pa.array([f'{{"a": {value}}}'.encode()]), kind)

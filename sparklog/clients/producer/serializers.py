@@ -9,7 +9,8 @@ from typing import Any, TypeAlias
 import pyarrow as pa
 
 from sparklog.errors import BadRequest, SparklogError, shortened
-from sparklog.format.values import NAMES_OF_ALL, SCHEMA_FORMATS, ValueFormat, dumps, value_format
+from sparklog.format.json_columns import dumps
+from sparklog.format.values import NAMES_OF_ALL, SCHEMA_FORMATS, ValueFormat, value_format
 from sparklog.schemas.opening import schema_format
 
 Serializer: TypeAlias = Callable[[Any], bytes | str | None] | str | tuple[str, Any]
