@@ -5,10 +5,10 @@ commit of one. The first batch after an idle period is committed immediately. Af
 and ended at time `e`, the next commit starts
 
 * not before `s + linger`; the linger is 0 on a disk, and 50 ms in a bucket, where each commit costs requests;
-* as soon as `expected_batches` are pending. Each response triggers the next batch of a busy producer, so the expected
-  number is the number of batches that were committed, plus the number of batches that were pending at `e`. It is at
-  least three quarters of the previous number, because some batches may still be in sockets that the event loop has not
-  read;
+* as soon as `expected_batches` or `COMMIT_BYTES` are pending. Each response triggers the next batch of a busy producer,
+  so the expected number is the number of batches that were committed, plus the number of batches that were pending at
+  `e`. It is at least three quarters of the previous number, because some batches may still be in sockets that the event
+  loop has not read;
 * at the latest at `e + max(linger, min(e - s, 500 ms))`, because producers may have finished, or may have disconnected
   while the store was slow or failed.
 
@@ -93,35 +93,42 @@ class TopicQueue:
     exists: bool = False
     """True if the topic exists in the state that the latest commit has read."""
     worker: asyncio.Task[None] | None = None
-    _enough_pending: asyncio.Future[None] | None = None
-    """A future that completes when `expected_batches` are pending, or None if `wait_for_start` is not waiting for these
-    batches.
-    """
+    _pending_bytes: int = 0
+    _wait: asyncio.Future[None] | None = None
+    """A future that ends the current wait of `wait_for_start`, or None if it is not waiting."""
 
     def add(self, batch: PendingBatch) -> None:
         self.pending.append(batch)
-        waiting = self._enough_pending
-        if waiting is not None and not waiting.done() and len(self.pending) >= self.expected_batches:
-            waiting.set_result(None)
+        self._pending_bytes += batch.size
+        if self._wait is not None and self._next_start() <= self._wait.get_loop().time():
+            self._end_wait()
+
+    def _next_start(self) -> float:
+        """Return the start of the next commit if no more batches arrive."""
+        is_complete = len(self.pending) >= self.expected_batches or self._pending_bytes >= COMMIT_BYTES
+        return self.earliest_start if is_complete else max(self.earliest_start, self.latest_start)
+
+    def _end_wait(self) -> None:
+        if self._wait is not None and not self._wait.done():
+            self._wait.set_result(None)
 
     async def wait_for_start(self) -> None:
-        """Wait until the next commit may start."""
+        """Wait until the next commit may start, or until the pending batches have been rejected."""
         loop = asyncio.get_running_loop()
-        if self.earliest_start > loop.time():
-            await asyncio.sleep(self.earliest_start - loop.time())
-        if len(self.pending) < self.expected_batches and self.latest_start > loop.time():
-            self._enough_pending = loop.create_future()
+        while self.pending and (seconds := self._next_start() - loop.time()) > 0:
+            self._wait = loop.create_future()
             try:
                 # Unlike `wait_for`, `wait` does not create a task.
-                await asyncio.wait([self._enough_pending], timeout=self.latest_start - loop.time())
+                await asyncio.wait([self._wait], timeout=seconds)
             finally:
-                self._enough_pending = None
+                self._wait = None
 
-    def stop_waiting(self) -> None:
-        """Start the next commit without waiting for the expected batches."""
-        self.latest_start = -math.inf
-        if self._enough_pending is not None and not self._enough_pending.done():
-            self._enough_pending.set_result(None)
+    def reject_pending(self) -> None:
+        """Reject the pending batches, because the server is stopping."""
+        while self.pending:
+            self.pending.popleft().respond(STOPPING)
+        self._pending_bytes = 0
+        self._end_wait()
 
     def drain(self) -> list[PendingBatch]:
         """Remove and return the batches of the next commit. At least one batch is returned, and the size of the batches
@@ -132,6 +139,7 @@ class TopicQueue:
         while self.pending and (not batches or nbytes + self.pending[0].size <= COMMIT_BYTES):
             batches.append(self.pending.popleft())
             nbytes += batches[-1].size
+        self._pending_bytes -= nbytes
         return batches
 
     def schedule_next(self, committed_batches: int, started: float, ended: float) -> None:
@@ -167,10 +175,14 @@ class Appends:
         """Queue a batch, and return a future that completes when the batch is durable or was rejected."""
         loop = asyncio.get_running_loop()
         batch = PendingBatch(partition, records, api_version, transaction, topic_id, loop.create_future())
+        if self._is_closed:
+            batch.respond(STOPPING)
+            return batch.response
         queue = self._topics.get(topic) or self._topics.setdefault(topic, TopicQueue(self._linger))
         queue.add(batch)
         if queue.worker is None or queue.worker.done():
             queue.worker = loop.create_task(self._commit_pending(topic, queue))
+            queue.worker.add_done_callback(partial(self._finish, topic, queue))
         return batch.response
 
     async def close(self, timeout_seconds: float) -> None:
@@ -179,33 +191,36 @@ class Appends:
         """
         self._is_closed = True
         for queue in self._topics.values():
-            queue.stop_waiting()
+            queue.reject_pending()
         workers = [queue.worker for queue in self._topics.values() if queue.worker is not None]
         if workers:
             await asyncio.wait(workers, timeout=timeout_seconds)
 
     async def _commit_pending(self, topic: str, queue: TopicQueue) -> None:
-        """Commit the pending batches of a topic until no batches are pending.
-
-        Every batch must have a response, even if this task is cancelled, because the client waits for the response and
-        the memory of the batch is reserved.
-        """
+        """Commit the pending batches of a topic until no batches are pending."""
         loop = asyncio.get_running_loop()
-        try:
-            while queue.pending:
-                await queue.wait_for_start()
-                started, batches = loop.time(), queue.drain()
-                await self._commit(topic, queue, batches)
-                queue.schedule_next(len(batches), started, loop.time())
-                self._log.notify()
-                await self._write_checkpoint(topic)
-        finally:
-            while queue.pending:
-                queue.pending.popleft().respond(STOPPING)
-            if not queue.exists:
-                # Do not retain the queue of a topic that does not exist, because clients can request any number of
-                # names.
-                del self._topics[topic]
+        while queue.pending:
+            await queue.wait_for_start()
+            started, batches = loop.time(), queue.drain()
+            if not batches:
+                return
+            await self._commit(topic, queue, batches)
+            queue.schedule_next(len(batches), started, loop.time())
+            self._log.notify()
+            await self._write_checkpoint(topic)
+
+    def _finish(self, topic: str, queue: TopicQueue, worker: asyncio.Task[None]) -> None:
+        """Reject the batches that are still pending when a worker ends, and remove the queue of an unknown topic.
+
+        Every batch must have a response, even if the worker was cancelled before its first step, because the client
+        waits for the response and the memory of the batch is reserved.
+        """
+        if queue.worker is not worker:
+            return  # A batch that arrived after the worker ended has started another worker.
+        queue.reject_pending()
+        if not queue.exists:
+            # Do not retain the queue of a topic that does not exist, because clients can request any number of names.
+            del self._topics[topic]
 
     async def _commit(self, topic: str, queue: TopicQueue, batches: Sequence[PendingBatch]) -> None:
         """Commit batches, and respond to all of them."""

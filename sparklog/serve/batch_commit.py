@@ -23,7 +23,7 @@ from sparklog.errors import Conflict, SparklogError, Unavailable
 from sparklog.format.record_batch import LOG_APPEND_TIME_BIT, NO_PRODUCER_ID
 from sparklog.log.state.commit import Txn
 from sparklog.log.state.configs import TopicConfigs
-from sparklog.log.state.writer_runs import KafkaWriterKey, SequenceConflict, WriterEntry
+from sparklog.log.state.writer_runs import KafkaWriterKey, WriterEntry
 from sparklog.log.topic.engine import TopicLog
 from sparklog.log.write.append_target import AppendOutcome, AppendTarget
 from sparklog.serve.batch_checks import CheckedBatch, checked_batch, next_number, writer_id
@@ -197,7 +197,8 @@ class _BatchGroup:
             if len(self.responses) == len(self._batches):
                 return
         raise Unavailable(
-            f"producers write to topic '{self._log.topic}' through several servers at the same time; retry later"
+            f"topic '{self._log.topic}' has changed during each attempt to append batches, for example because "
+            "producers write to it through several servers; retry later"
         )
 
     def _commit_pending(self, is_optimistic: bool) -> None:
@@ -215,13 +216,12 @@ class _BatchGroup:
         checked = {partition: [batch for _, batch in batches] for partition, batches in accepted.items()}
         file = write_batches(checked, target, log.env)
         try:
+            # Every commit is optimistic, because another process may change the topic after the validation.
             outcome = log.commit_append(
-                [file], target, txn=self._txn, kafka_writers=producers.writers, is_optimistic=is_optimistic
+                [file], target, txn=self._txn, kafka_writers=producers.writers, is_optimistic=True
             )
-        except Conflict as error:
-            if is_optimistic or isinstance(error, SequenceConflict):
-                raise _OutdatedStateError from None
-            raise
+        except Conflict:
+            raise _OutdatedStateError from None
         self._respond(accepted, outcome, target)
         if self._recent is not None:
             self._cache(self._recent, accepted, outcome, target)

@@ -19,12 +19,14 @@ import sparklog
 from sparklog.format.record_batch import BatchHeader
 from sparklog.limits import Limits
 from sparklog.log.state.configs import TopicConfigs
+from sparklog.log.state.slices import FileSlices
 from sparklog.log.topic.engine import TopicLog
 from sparklog.log.topic.root import RootView
 from sparklog.serve import appends, batch_commit, server
 from sparklog.serve.appends import Appends, TopicQueue
 from sparklog.serve.batch_checks import checked_batch, next_number
 from sparklog.serve.batch_commit import Responses
+from sparklog.serve.batch_file import write_batches
 from sparklog.serve.codes import Code, CodeError, ProduceResponse
 from sparklog.serve.connection import DropConnection
 from sparklog.serve.options import Address, ServeOptions
@@ -186,6 +188,52 @@ def test_a_commit_starts_when_each_busy_producer_has_sent_a_batch(tmp_path: Path
     asyncio.run(produce())
     assert commits == [3]
     assert values(topic) == [b"0", b"1", b"2"]
+
+
+def test_a_commit_starts_when_pending_batches_reach_the_size_of_a_commit(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def run() -> None:
+        loop = asyncio.get_running_loop()
+        records = memoryview(bytes(100))
+        monkeypatch.setattr(appends, "COMMIT_BYTES", 2 * len(records))
+        queue = TopicQueue(0.0, latest_start=loop.time() + 3_600, expected_batches=9)
+
+        def add() -> None:
+            queue.add(appends.PendingBatch(0, records, 9, None, None, loop.create_future()))
+
+        for _ in range(2):
+            add()
+            waiting = asyncio.ensure_future(queue.wait_for_start())
+            await asyncio.sleep(0)
+            assert not waiting.done()
+            for _ in range(2):
+                add()
+            await waiting
+            assert [len(queue.drain()), len(queue.drain())] == [2, 1]
+
+    asyncio.run(asyncio.wait_for(run(), 60))
+
+
+def test_batches_are_validated_again_if_the_topic_becomes_compacted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    topic = topic_of(tmp_path, partitions=2)
+    # The process has not read the topic, so the first attempt reads the latest state.
+    log = sparklog.open(tmp_path).engine.log("t")
+
+    def changing(*args: Any) -> FileSlices:
+        monkeypatch.setattr(batch_commit, "write_batches", write_batches)
+        topic.alter(configs={"cleanup.policy": "compact"})
+        return write_batches(*args)
+
+    monkeypatch.setattr(batch_commit, "write_batches", changing)
+    keyless, keyed = (
+        batch_commit.ReceivedBatch(partition, memoryview(batch_of([b"v"], key=key)), 9, None, None)
+        for partition, key in enumerate((None, b"k"))
+    )
+    responses = batch_commit.commit_batches(log, [keyless, keyed])
+    assert responses[keyless].code is Code.INVALID_RECORD
+    assert responses[keyed].code is Code.NONE
+    assert values(topic, 1) == [b"v"]
 
 
 def test_a_small_commit_does_not_reset_the_number_of_expected_batches(tmp_path: Path) -> None:

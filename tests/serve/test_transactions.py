@@ -883,14 +883,58 @@ def test_batches_that_wait_for_a_commit_get_a_response_if_the_worker_is_cancelle
     asyncio.run(run())
 
 
-def test_batches_that_wait_for_other_producers_are_rejected_when_the_server_stops() -> None:
+def test_a_batch_gets_a_response_if_the_worker_is_cancelled_before_its_first_step() -> None:
+    async def run() -> None:
+        appends = Appends(server.in_memory(), asyncio.to_thread)
+        response = appends.add("t", 0, memoryview(batch_of([b"1"])), 7)
+        worker = appends._topics["t"].worker
+        assert worker is not None
+        worker.cancel()
+        assert (await asyncio.wait_for(response, 30)).code is Code.NOT_LEADER_OR_FOLLOWER
+        await asyncio.sleep(0)
+        assert not appends._topics
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("waits_for", ["linger", "producers"])
+def test_waiting_batches_are_rejected_when_the_server_stops(waits_for: str) -> None:
     async def run() -> None:
         appends, an_hour = Appends(server.in_memory(), asyncio.to_thread), asyncio.get_running_loop().time() + 3_600
-        appends._topics["t"] = TopicQueue(0.0, latest_start=an_hour, expected_batches=3)
+        appends._topics["t"] = (
+            TopicQueue(0.0, earliest_start=an_hour)
+            if waits_for == "linger"
+            else TopicQueue(0.0, latest_start=an_hour, expected_batches=3)
+        )
         response = appends.add("t", 0, memoryview(batch_of([b"1"])), 7)
         await asyncio.sleep(0)
         await appends.close(3_600)
         assert response.result().code is Code.NOT_LEADER_OR_FOLLOWER
+        late = appends.add("t", 0, memoryview(batch_of([b"1"])), 7)
+        assert late.result().code is Code.NOT_LEADER_OR_FOLLOWER
+
+    asyncio.run(asyncio.wait_for(run(), 60))
+
+
+def test_batches_that_wait_for_a_commit_in_flight_are_rejected_when_the_server_stops() -> None:
+    async def run() -> None:
+        started, complete = asyncio.Event(), asyncio.Event()
+
+        async def gated(commit: Callable[..., Any], *args: Any) -> Any:
+            started.set()
+            await complete.wait()
+            return commit(*args)
+
+        appends = Appends(server.in_memory(), gated, linger_seconds=3_600)
+        first = appends.add("t", 0, memoryview(batch_of([b"1"])), 7)
+        await started.wait()
+        second = appends.add("t", 0, memoryview(batch_of([b"2"])), 7)
+        closing = asyncio.ensure_future(appends.close(3_600))
+        assert (await second).code is Code.NOT_LEADER_OR_FOLLOWER
+        assert not first.done()
+        complete.set()
+        await closing
+        assert first.done()
 
     asyncio.run(asyncio.wait_for(run(), 60))
 
