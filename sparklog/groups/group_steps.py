@@ -434,8 +434,12 @@ def expire(state: GroupState, *, everything: bool, deleted: Collection[tuple[str
 
 
 def is_member(state: GroupState, member: GroupMetadata) -> bool:
+    """Return True if the member may write entries.
+
+    As in Kafka, commits of a static member are rejected from the time it leaves temporarily until it joins again.
+    """
     item = state.member(member.member_id)
-    return item is not None and item.generation == member.generation
+    return item is not None and item.generation == member.generation and not item.has_left
 
 
 def check_member(state: GroupState, member: GroupMetadata, offsets: Sequence[TopicOffsets] = ()) -> None:
@@ -465,8 +469,10 @@ def _newer(state: GroupState, member: GroupMetadata) -> str:
     now = f"the group is at generation {state.generation}"
     if state.owner is not None:
         return f"{now} ({state.owner.id})"
-    if state.member(member.member_id) is not None:
-        return f"{now}, and the member has released partitions since then"
+    item = state.member(member.member_id)
+    if item is not None:
+        event = "left temporarily" if item.has_left else "released partitions"
+        return f"{now}, and the member has {event} since then"
     return f"{now} with {len(state.members)} other members" if state.members else now
 
 

@@ -139,6 +139,21 @@ def test_a_member_that_leaves_temporarily_releases_what_it_must_revoke() -> None
     assert owned(left) == {"one": [0, 1], "two": [2, 3]}
 
 
+def test_a_commit_from_before_a_member_left_temporarily_is_rejected() -> None:
+    """Another member may have committed a later offset of a partition that is assigned to the first member again."""
+    state = joined(consumer("one", instance_id="i"), consumer("two"))
+    before = metadata(state, "one")
+    left = after(steps.leave_temporarily(state, before))
+    committed = after(steps.commit(left, metadata(left, "two"), [at("a", {2: 9})]))
+    returned = after(steps.leave(committed, metadata(committed, "two")))
+    assert owned(returned) == {"one": [0, 1, 2, 3]}
+    with pytest.raises(Fenced, match="has left temporarily"):
+        steps.commit(returned, before, [at("a", {2: 5})])
+    with pytest.raises(Fenced, match="has left temporarily"):
+        steps.prepare(returned, before, "t", 1, 1000, [at("a", {2: 5})])
+    assert steps.leave_temporarily(returned, before) is None
+
+
 def test_only_a_member_with_a_valid_epoch_moves_to_another_server() -> None:
     state = joined(consumer("one"), consumer("two"))
     assert (state.generation, state.members[0].generation) == (2, 1)

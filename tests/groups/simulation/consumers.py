@@ -247,7 +247,9 @@ class ConsumerClient:
         self.send_late()
 
     def send_late(self) -> None:
-        """Let a server process a commit that the client sent before it changed the server or revoked partitions."""
+        """Let a server process a commit that the client sent before it changed the server, revoked partitions or left
+        the group.
+        """
         if self.late is None or self.has_changed:
             return
         (member, epoch, offsets), self.late = self.late, None
@@ -274,12 +276,29 @@ class ConsumerClient:
     def leave(self) -> None:
         is_static = self.plan.instance_id is not None
         epoch = LEAVE_TEMPORARILY_EPOCH if is_static and self.chance(0.7) else LEAVE_EPOCH
-        self.positions = {}
+        # If the client leaves at a server that does not know its latest heartbeats to the other server, it remains a
+        # member until its session with the other server times out. Until then, the other server accepts its commits.
+        self.late = None
+        if self.chance(0.5):
+            self.delay_commit(self.positions)
+        self.positions, self.has_changed = {}, False
         self.note_reading()
+
+        async def send(server: ConsumerMembers) -> bool:
+            await server.leave(self.id, self.plan.instance_id, epoch)
+            return True
+
         try:
-            self.ask(lambda server: server.leave(self.id, self.plan.instance_id, epoch))
+            has_left = self.ask(send)
         except CodeError as error:
             self.actor.note(f"{self.id}: {error.code.name} {error}")
+        else:
+            if has_left is None:
+                # The member may remain in the group until its session times out. Until then, a server accepts a commit
+                # with its epoch, as a broker does.
+                self.late = None
+            elif self.chance(0.5):
+                self.send_late()
         self.run.count(f"consumers left with {epoch}")
         del self.readers.partitions[self.id]
         self.id += "+"

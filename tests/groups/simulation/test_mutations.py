@@ -159,12 +159,23 @@ def a_moved_consumer_is_not_fenced(patch: Patch) -> None:
     patch.setattr(group_steps, "move", move)
 
 
+def a_member_that_has_left_temporarily_commits(patch: Patch) -> None:
+    """A commit that a static member sent before it left temporarily is accepted."""
+
+    def is_member(state: GroupState, member: GroupMetadata) -> bool:
+        item = state.member(member.member_id)
+        return item is not None and item.generation == member.generation
+
+    patch.setattr(group_steps, "is_member", is_member)
+
+
 @broken_rules(
     BrokenRule(partitions_are_released_before_the_client_revokes_them, "calm", range(40)),
     BrokenRule(partitions_without_a_response_are_read, "calm", range(40)),
     BrokenRule(a_new_epoch_is_sent_before_partitions_are_revoked, "calm", range(40)),
     BrokenRule(commits_of_consumers_name_no_epoch, "calm", range(40)),
     BrokenRule(a_moved_consumer_is_not_fenced, "calm", range(40)),
+    BrokenRule(a_member_that_has_left_temporarily_commits, "calm", range(40, 80), first=49),
     BrokenRule(nobody_times_out, "crashes", range(40)),
     BrokenRule(partitions_move_at_once, "calm", range(40)),
 )
