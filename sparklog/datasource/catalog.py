@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from sparklog.datasource.option_table import TOPIC_CONFIG, find_option
@@ -75,10 +75,24 @@ def complete_topic_options(options: Mapping[str, str]) -> dict[str, str]:
     return both
 
 
-def columns_with_options(include_headers: bool, options: Mapping[str, str]) -> StructType:
+def columns_with_options(names: Sequence[str], options: Mapping[str, str], value: DataType | None = None) -> StructType:
     """Return the columns of a new table, with the options of the table in the metadata.
 
     Options without effect are omitted, because they may contain broker passwords, which would be visible in the schema.
+    """
+    schema = columns_of_types(names, value)
+    used = {
+        name: text
+        for name, text in options.items()
+        if name.startswith(TOPIC_CONFIG) or is_setting(name) or find_option(name) is not None
+    }
+    schema.fields[0].metadata = {_METADATA: json.dumps(used, sort_keys=True)}
+    return schema
+
+
+def columns_of_types(names: Sequence[str], value: DataType | None) -> StructType:
+    """Return columns with their types. `value` is the type of the column `value`, or None for binary.
+
     The types are constructed one by one, because a worker does not have a parser for Spark types.
     """
     from pyspark.sql import types
@@ -92,15 +106,10 @@ def columns_with_options(include_headers: bool, options: Mapping[str, str]) -> S
         "timestamp": types.TimestampType(),
         SPARK_TYPES["headers"]: types.ArrayType(header),
     }
-    names = [name for name in COLUMNS if name != "headers" or include_headers]
-    schema = types.StructType([types.StructField(name, kinds[SPARK_TYPES[name]]) for name in names])
-    used = {
-        name: value
-        for name, value in options.items()
-        if name.startswith(TOPIC_CONFIG) or is_setting(name) or find_option(name) is not None
-    }
-    schema.fields[0].metadata = {_METADATA: json.dumps(used, sort_keys=True)}
-    return schema
+    of_columns = {name: kinds[SPARK_TYPES[name]] for name in names}
+    if value is not None and "value" in of_columns:
+        of_columns["value"] = value
+    return types.StructType([types.StructField(name, kind) for name, kind in of_columns.items()])
 
 
 def check_create(options: Options, location: Location) -> None:

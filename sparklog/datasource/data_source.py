@@ -11,7 +11,7 @@ from pyspark.sql.datasource import DataSource
 
 from sparklog.datasource import catalog
 from sparklog.datasource.options import Options, ReadOptions, parse_options
-from sparklog.datasource.schema import check_selected, projection, read_schema
+from sparklog.datasource.schema import check_selected, projection, read_columns, read_schema
 from sparklog.datasource.spark_versions import stream_reader
 from sparklog.datasource.spark_workers import user_errors, warn_once
 from sparklog.datasource.table_view import check_table, reject_table
@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 
     from sparklog.datasource.read_task import ReadTask
     from sparklog.datasource.reader import SparklogBatchReader
+    from sparklog.datasource.value_columns import ValueColumn
     from sparklog.datasource.writer import SparklogBatchWriter, SparklogStreamWriter
 
 COMMIT_RUNNER = "pyspark.sql.worker.python_streaming_sink_runner"
@@ -81,9 +82,15 @@ class SparklogDataSource(DataSource):  # type: ignore[misc]
         headers, columns = self._options.read.include_headers, self._options.read.columns
         if self._created is None:
             self._check_topics(location)
+        else:
+            catalog.check_create(self._options, location)
+        value = self._value_column(location)
+        value_type = None if value is None else value.spark_type
+        if self._created is not None:
+            return catalog.columns_with_options(read_columns(headers), self._created, value_type)
+        if value_type is None:
             return read_schema(headers, columns)
-        catalog.check_create(self._options, location)
-        return catalog.columns_with_options(headers, self._created)
+        return catalog.columns_of_types(read_columns(headers, columns), value_type)
 
     @user_errors()
     def reader(self, schema: StructType) -> SparklogBatchReader:
@@ -154,7 +161,15 @@ class SparklogDataSource(DataSource):  # type: ignore[misc]
 
         read = self._options.read
         check_selected(schema, read.columns, read.include_headers)
-        return ReadTask(location, read, projection(schema))
+        value = self._value_column(location) if "value" in schema.fieldNames() else None
+        return ReadTask(location, read, projection(schema, value))
+
+    def _value_column(self, location: Location) -> ValueColumn | None:
+        if self._options.read.value_format == "raw":
+            return None
+        from sparklog.datasource.value_opening import value_column
+
+        return value_column(self._options.read, location)
 
     def _check_topics(self, location: Location) -> None:
         """Raise BadRequest in `load` for a root without topic names, or a topic directory with other topic names."""

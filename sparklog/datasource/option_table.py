@@ -44,7 +44,11 @@ CODECS = ("none", "gzip", "snappy", "lz4", "zstd")
 CORRUPT_RECORDS = ("fail", "skip", "truncate")
 """The same values as in `sparklog.kafka.in_place.segment_recovery`."""
 KEY_FORMATS = ("string", "short", "integer", "long", "float", "double", "json", "hex", "base64")
-"""The values of `sparklog.format.values` except `avro`, which requires a schema."""
+"""The same values as `FORMATS` in `sparklog.format.values`."""
+FORMATS_WITH_SCHEMA = ("avro", "json-schema", "protobuf")
+"""The same values as `SCHEMA_FORMATS` in `sparklog.format.values`."""
+VALUE_FORMATS = ("raw", *(name for name in KEY_FORMATS if name != "json"), *FORMATS_WITH_SCHEMA)
+"""Without `json`, which does not determine the type of the column."""
 
 
 _UNITS_MS = {"ms": 1, "s": 1000, "m": 60_000, "min": 60_000, "h": 3_600_000, "d": 86_400_000}
@@ -129,6 +133,24 @@ OPTIONS = (
             "", READ, "own"),
     Setting("keyFormat", one_of(*KEY_FORMATS), "string",
             "Format of the keys in `keys` and `keysFile`, as for `--key-format` of the command line.", "", READ, "own"),
+    Setting("valueFormat", one_of(*VALUE_FORMATS), VALUE_FORMATS[0],
+            "Format of the values. The column `value` contains the decoded values, or bytes if the format is `raw`.",
+            "", READ, "own", field="value_format"),
+    Setting("valueSchema", TEXT, None,
+            "Schema of values in the format `avro`, `json-schema` or `protobuf`: the text of the schema, or a file on "
+            "the driver.",
+            "", READ, "own", field="value_schema"),
+    Setting("schemaRegistryUrl", TEXT, None,
+            "URL of the schema registry that contains the schemas of the values, instead of `valueSchema`.",
+            "", READ, "own", field="schema_registry_url"),
+    Setting("schemaRegistryConfig", TEXT, None,
+            "Properties file on the driver that contains the credentials for the schema registry, as for "
+            "`--registry-config` of the command line.",
+            "", READ, "own", field="schema_registry_config"),
+    Setting("valueSubject", TEXT, None,
+            "Subject of the schema registry whose latest version is the schema of the column `value`. The default is "
+            "`<topic>-value`.",
+            "", READ, "own", field="value_subject"),
     Setting("allPartitions", BOOLEAN, False,
             "Whether to search all partitions for the keys, instead of only the partitions that Kafka's default "
             "partitioner selects.",

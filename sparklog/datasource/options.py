@@ -18,6 +18,7 @@ from sparklog.common.times import parse_iso_time, seconds_warning
 from sparklog.datasource.offsets import EARLIEST, LATEST, parse_json, parse_partition, parse_partition_numbers
 from sparklog.datasource.option_table import (
     CLIENT_OPTIONS,
+    FORMATS_WITH_SCHEMA,
     LEVELS,
     OPTIONS,
     STREAM,
@@ -83,6 +84,11 @@ class ReadOptions:
     include_headers: bool
     columns: tuple[str, ...] | None
     keys: KeySet | None
+    value_format: str
+    value_schema: str | None
+    schema_registry_url: str | None
+    schema_registry_config: str | None
+    value_subject: str | None
     isolation: str
     group_id: str | None
     group_instance: str | None
@@ -158,6 +164,11 @@ class Options:
 
     def check_write(self) -> None:
         if self.table:
+            if self.read.value_format not in ("raw", "string"):
+                raise BadRequest(
+                    f"The table has valueFormat={self.read.value_format}, which applies only to reads: write to a "
+                    "table without this option, or to the path"
+                )
             return
         wrong = sorted(n for n in self.given if "write" not in _BY_NAME[n].used_by and n not in CLIENT_OPTIONS)
         if wrong:
@@ -302,6 +313,7 @@ def _read_options(values: Mapping[str, str], parsed: Mapping[str, Any]) -> ReadO
             "columns": None if parsed["columns"] is None else listed_columns(parsed["columns"]),
         },
     )
+    _check_value_format(read)
     low, high = read.min_offsets_per_trigger, read.max_offsets_per_trigger
     if low is not None and high is not None and low > high:
         raise BadRequest(f"minOffsetsPerTrigger ({low}) must not be greater than maxOffsetsPerTrigger ({high})")
@@ -314,6 +326,23 @@ def _read_options(values: Mapping[str, str], parsed: Mapping[str, Any]) -> ReadO
             "earliest or latest"
         )
     return read
+
+
+def _check_value_format(read: ReadOptions) -> None:
+    url = read.schema_registry_url
+    for name, value in (("schemaRegistryConfig", read.schema_registry_config), ("valueSubject", read.value_subject)):
+        if value is not None and url is None:
+            raise BadRequest(f"Option '{name}' requires schemaRegistryUrl: set the URL, or remove the option")
+    sources = [n for n, value in (("valueSchema", read.value_schema), ("schemaRegistryUrl", url)) if value is not None]
+    if read.value_format in FORMATS_WITH_SCHEMA:
+        if len(sources) != 1:
+            raise BadRequest(
+                f"valueFormat={read.value_format} requires the schema of the values: set either 'valueSchema' or "
+                "'schemaRegistryUrl'"
+            )
+    elif sources:
+        formats = ", ".join(FORMATS_WITH_SCHEMA)
+        raise BadRequest(f"Option '{sources[0]}' requires a valueFormat with a schema: {formats}")
 
 
 def _sink_options(values: Mapping[str, str], parsed: Mapping[str, Any], configs: Mapping[str, str]) -> SinkOptions:

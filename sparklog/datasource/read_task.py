@@ -229,7 +229,8 @@ class ReadTask:
         self.location = location
         self.options = options
         self._projection = projection
-        self._columns = projection.columns if options.keys is None else options.keys.columns(projection.columns)
+        required = projection.required_columns
+        self._columns = required if options.keys is None else options.keys.columns(required)
 
     def read(self, partition: InputPartition | None) -> Iterator[pa.RecordBatch]:
         """Yield the rows of a task. If no records have to be read, Spark passes None or a partition without a value."""

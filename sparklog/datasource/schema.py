@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql.types import DataType, StructType
 
+    from sparklog.datasource.value_columns import ValueColumn
+
 SPARK_TYPES = {
     "key": "binary",
     "value": "binary",
@@ -95,16 +97,28 @@ def _arrow_types() -> dict[str, pa.DataType]:
 
 @dataclass(frozen=True)
 class Projection:
-    """The columns to read, in order, with the Arrow schema that Spark expects. Picklable."""
+    """The columns to read, in order, with the Arrow schema that Spark expects, and the decoded column `value`.
+    Picklable.
+    """
 
     columns: tuple[str, ...]
     arrow: pa.Schema
+    value: ValueColumn | None = None
+
+    @property
+    def required_columns(self) -> tuple[str, ...]:
+        """The columns that `to_spark` requires."""
+        return self.columns if self.value is None else tuple(self.value.formats.columns_to_read(self.columns))
 
     def to_spark(self, batch: pa.RecordBatch) -> pa.RecordBatch:
-        """Convert the timestamps of a batch from milliseconds to microseconds. Clip them to the range of Spark."""
+        """Convert the timestamps of a batch from milliseconds to microseconds, and clip them to the range of Spark.
+        Decode the values.
+        """
         import pyarrow as pa
 
         columns = {name: batch.column(name) for name in self.columns}
+        if self.value is not None:
+            columns["value"] = self.value.decode(batch)
         microseconds = _arrow_types()["timestamp"]
         if "timestamp" in columns and columns["timestamp"].type != microseconds:
             # Use numpy, because importing `pyarrow.compute` would take a long time in each worker.
@@ -115,8 +129,10 @@ class Projection:
         return pa.RecordBatch.from_arrays(list(columns.values()), schema=self.arrow)
 
 
-def projection(schema: StructType) -> Projection:
-    """Return the projection for a schema. Raises BadRequest for unknown columns and wrong types."""
+def projection(schema: StructType, value: ValueColumn | None = None) -> Projection:
+    """Return the projection for a schema. `value` is the decoded column `value`, or None for bytes. Raises BadRequest
+    for unknown columns and wrong types.
+    """
     import pyarrow as pa
 
     columns, fields = [], []
@@ -130,18 +146,21 @@ def projection(schema: StructType) -> Projection:
             )
         if name in columns:
             raise BadRequest(f"The schema contains the column {name!r} twice")
-        kind = type_name(column.dataType)
-        if kind != SPARK_TYPES[name]:
+        kind, arrow = type_name(column.dataType), _arrow_types()[name]
+        if name == "value" and value is not None:
+            value = value.with_type(column.dataType)
+            arrow = value.kind
+        elif kind != SPARK_TYPES[name]:
             raise BadRequest(
                 f"Column {name!r} must have the type {SPARK_TYPES[name]}, but has the type {kind} in the schema"
             )
         if not column.nullable and name in _MAY_BE_NULL:
             raise BadRequest(f"Column {name!r} can contain nulls: declare the column nullable in the schema")
         columns.append(name)
-        fields.append(pa.field(name, _arrow_types()[name], nullable=column.nullable))
+        fields.append(pa.field(name, arrow, nullable=column.nullable))
     if not columns:
         raise BadRequest(f"The schema contains no columns; the columns are {', '.join(COLUMNS)}")
-    return Projection(tuple(columns), pa.schema(fields))
+    return Projection(tuple(columns), pa.schema(fields), value)
 
 
 def type_name(kind: DataType) -> str:
