@@ -79,7 +79,8 @@ class MemberLeases:
             # If the entry is missing, it was deleted by maintenance, so the entry is more than a day old.
             remaining_ms = 0 if written_ms is None else written_ms + member.session_timeout_ms - store_ms
             if remaining_ms > 0:
-                reached("groups: a session that seemed to have timed out is valid by the store's clock")
+                if self._leases[member.id].has_expired(now):
+                    reached("groups: a session that seemed to have timed out is valid by the store's clock")
             else:
                 expired[member.id] = member.seen
             self._leases[member.id] = MemberLease(member.seen, now, max(remaining_ms, 0))

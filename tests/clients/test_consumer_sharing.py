@@ -24,8 +24,10 @@ from sparklog.clients.consumer.consumer import Consumer
 from sparklog.clients.consumer.heartbeat_thread import HeartbeatThread
 from sparklog.errors import BadRequest, Fenced, Unavailable
 from sparklog.format.checkpoint_files import TopicPartition
+from sparklog.groups.group import Group
 from sparklog.groups.lag import Groups
 from sparklog.groups.membership import Membership
+from sparklog.testing.world import World
 from sparklog.testing.wrapper_stores import HookedStore
 from tests.support.consumers import ConsumerWorld, append, everything, settle, values
 from tests.support.forked import in_child
@@ -318,7 +320,7 @@ def test_a_member_that_polls_while_a_heartbeat_waits_for_the_lock_does_not_leave
         """A lock that another thread holds until it has recorded a poll."""
 
         def __enter__(self) -> None:
-            member._polled_at = member._env.now()
+            member._polled_ms = member._env.boot_ms()
 
         def __exit__(self, *error: object) -> None:
             pass
@@ -752,3 +754,15 @@ def test_a_consumer_cannot_be_used_in_a_forked_process(local: str) -> None:
     assert "create a new consumer in the forked process" in answers.get()
     assert len(Groups(local).group("g").state().members) == 1
     consumer.close()
+
+
+def test_a_wall_clock_that_is_set_ahead_does_not_remove_an_active_member() -> None:
+    world = World()
+    world.root().create_topic("t")
+    consumer = sparklog.consumer(world.root(), "g", topics="t")
+    consumer.poll(timeout=0)
+    world.set_wall_clock(301_000)
+    consumer._member.heartbeat()
+    assert [member.id for member in Group(world.root(), "g").log.refresh().members] == [
+        consumer.group_metadata().member_id
+    ]

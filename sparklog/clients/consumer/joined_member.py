@@ -80,7 +80,7 @@ class JoinedMember(ConsumerMember):
         self._refresh_interval_ms = options["heartbeat_interval_ms"]
         self._max_poll_interval_ms = options["max_poll_interval_ms"]
         self._lock = ForkLock()
-        self._polled_at = self._env.now()
+        self._polled_ms = self._env.boot_ms()
         self._refreshed_at: ClockReading | None = self._env.now()
         """The time of the last read of the group. None if the next `refresh` must read the group, because the member
         may have been removed.
@@ -168,7 +168,7 @@ class JoinedMember(ConsumerMember):
         with self._lock:
             self._leave_if_idle()
             # The program has polled even if the heartbeat fails.
-            self._polled_at = self._env.now()
+            self._polled_ms = self._env.boot_ms()
             self._send_heartbeat()
 
     def heartbeat(self) -> None:
@@ -186,7 +186,8 @@ class JoinedMember(ConsumerMember):
 
     def _leave_if_idle(self) -> None:
         """Leave the group if the program has not polled for `max_poll_interval_ms`."""
-        idle_ms = self._env.elapsed_ms(self._polled_at)
+        # The wall clock may be set ahead, although the member is active.
+        idle_ms = self._env.boot_ms() - self._polled_ms
         if self._is_stopped or idle_ms < self._max_poll_interval_ms:
             return
         self._refreshed_at = None
