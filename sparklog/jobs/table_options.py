@@ -21,7 +21,7 @@ from sparklog.console.schema_registry import (
 )
 from sparklog.console.terminal import read_text
 from sparklog.datasource.options import parse_options
-from sparklog.errors import BadRequest, Conflict, Unavailable
+from sparklog.errors import BadRequest, Conflict, Unavailable, shortened
 from sparklog.format.values import SCHEMA_FORMATS
 from sparklog.jobs.common import DONE
 from sparklog.log.journal.names import check_topic_name
@@ -314,9 +314,17 @@ def _position(topic: str, text: str | None) -> Position | None:
     """Parse the starting offsets, as the option `startingOffsets` of the data source."""
     if text is None:
         return None
-    start = parse_options({"subscribe": topic, "startingoffsets": text}).read.start
+    expected = f'--starting-offsets must be earliest, latest or JSON such as {{"{topic}":{{"0":23}}}}'
+    try:
+        start = parse_options({"subscribe": topic, "startingoffsets": text}).read.start
+    except BadRequest:
+        raise BadRequest(f"{expected}, found {shortened(text)}") from None
     assert start is not None
+    if start.kind not in ("earliest", "latest", "offsets"):
+        raise BadRequest(f"{expected}, found {shortened(text)}")
     if start.kind == "offsets":
+        if list(start.offsets) != [topic]:
+            raise BadRequest(f"{expected}, with the topic of --topic, found {shortened(text)}")
         return {partition: _SPECIAL.get(offset, offset) for partition, offset in start.offsets[topic].items()}
     return "latest" if start.kind == "latest" else "earliest"
 

@@ -302,6 +302,8 @@ class TableCopy:
                 partition_by = PartitionBy("bucket", decoder.keys[:1], 16)
             elif options.rows.metadata:
                 partition_by = PartitionBy("day", ("_timestamp",))
+        if partition_by is not None:
+            partition_by.check(decoder.schema)
         layout = TableLayout(decoder.schema, options.mode, partition_by, decoder.keys)
         return self._target.create(layout, self._starting_watermark(self._refresh(), options.mode, is_new=True))
 

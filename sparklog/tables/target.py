@@ -39,6 +39,22 @@ class PartitionBy:
     columns: tuple[str, ...]
     buckets: int = 0
 
+    def check(self, schema: pa.Schema) -> None:
+        """Raise `BadRequest` if a column does not exist or its type does not support the transform."""
+        for name in self.columns:
+            if name not in schema.names:
+                names = ", ".join(schema.names)
+                raise BadRequest(f"the table has no column '{name}' to partition by: use one of {names}")
+            kind = schema.field(name).type
+            if self.transform == "day" and not (pa.types.is_timestamp(kind) or pa.types.is_date(kind)):
+                raise BadRequest(f"day({name}) requires a date or a timestamp, but the type of the column is {kind}")
+            unsupported = pa.types.is_floating(kind) or pa.types.is_boolean(kind) or pa.types.is_nested(kind)
+            if self.transform == "bucket" and unsupported:
+                raise BadRequest(
+                    f"the column of bucket({self.buckets}, {name}) must not have the type {kind}: "
+                    "use a column of integers, strings or binary values"
+                )
+
 
 Partitioning = PartitionBy | Literal["default"] | None
 """The partitioning of a new table. None is an unpartitioned table."""

@@ -148,6 +148,26 @@ def test_starting_offsets_of_a_new_table(root: Root, catalog: SqlCatalog, tmp_pa
     assert [row["_offset"] for row in rows(catalog)] == [3]
 
 
+@pytest.mark.parametrize(
+    ("partition_by", "error"),
+    [
+        ("day(at)", "has no column 'at' to partition by: use one of key, value"),
+        ("day(key)", r"day\(key\) requires a date or a timestamp, but the type of the column is binary"),
+        ("bucket(4, _headers)", r"the column of bucket\(4, _headers\) must not have the type"),
+    ],
+)
+def test_partitioning_that_the_columns_do_not_support(
+    root: Root, catalog: SqlCatalog, tmp_path: Path, partition_by: str, error: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The run fails before it creates the table, so the table can be created with another partitioning."""
+    append(root, {"a": "1"})
+    assert to_iceberg.main(words(tmp_path, "--partition-by", partition_by)) == FAILED
+    printed = capsys.readouterr().err
+    assert len(printed.splitlines()) == 1
+    assert re.search(error, printed), printed
+    assert not catalog.table_exists(("shop", "orders"))
+
+
 def test_small_files_are_merged_and_snapshots_expire(root: Root, catalog: SqlCatalog, tmp_path: Path) -> None:
     options = ("--max-files-per-partition", "3", "--snapshot-age", "0s")
     for number in range(12):
@@ -224,6 +244,8 @@ def test_records_are_copied_once_if_responses_are_lost(root: Root, tmp_path: Pat
         (("--table", "orders"), "--table must be NAMESPACE.TABLE, found 'orders'"),
         (("--catalog-property", "uri"), "expected NAME=VALUE, found 'uri'"),
         (("--partition-by", "hour(_timestamp)"), r"--partition-by must be day\(COLUMN\), bucket\(N, COLUMN\) or none"),
+        (("--starting-offsets", "group"), "--starting-offsets must be earliest, latest or JSON .*, found 'group'"),
+        (("--starting-offsets", '{"payments":{"0":1}}'), "with the topic of --topic, found"),
         (("--snapshot-age", "5"), "expected a period such as 90s, 45m, 3h or 2d, found '5'"),
         (("--delete-unreferenced", "1h"), "at least 24 hours old"),
         (("--payload", "json"), "--payload json requires --schema"),
