@@ -124,6 +124,14 @@ class OffsetInterval:
     after: Watermark
 
 
+class MissingRecords(Exception):  # noqa: N818
+    """Records of an interval do not exist. `cause` is the error of the read."""
+
+    def __init__(self, cause: NotFound) -> None:
+        super().__init__(str(cause))
+        self.cause = cause
+
+
 class TooManyChanges(Exception):  # noqa: N818
     """The changes of an interval do not fit in memory."""
 
@@ -189,11 +197,11 @@ class TableCopy:
                 self._upsert(state, interval)
             else:
                 self._append(state, interval)
-        except NotFound:
+        except MissingRecords as error:
             # The log start may have passed the start of the interval. In this case, the checks of the next interval
             # report it.
             if self._refresh().bounds == source.bounds:
-                raise
+                raise error.cause from None
         except NewColumns as error:
             self._grown(state, error.schema)
         except TooManyChanges:
@@ -393,8 +401,7 @@ class TableCopy:
         self, interval: OffsetInterval, quarantine: Quarantine | None, counted: CopyReport
     ) -> Iterator[tuple[pa.RecordBatch, pa.BooleanArray, pa.RecordBatch]]:
         """Yield rows, whether they are deleted, and their records. Bad records are quarantined, skipped or raised."""
-        parts = self._view.plan(interval.ranges, READ_COMMITTED)
-        for records in read_parts(parts, self._decoder.columns, batch_bytes=self.batch_bytes):
+        for records in self._records(interval):
             counted.records += records.num_rows
             decoded = self._decoder.decode(records)
             if decoded.reasons:
@@ -404,6 +411,13 @@ class TableCopy:
                 if quarantine is not None:
                     quarantine.add(bad_records(records, decoded.reasons, self._topic))
             yield decoded.valid(records)
+
+    def _records(self, interval: OffsetInterval) -> Iterator[pa.RecordBatch]:
+        try:
+            parts = self._view.plan(interval.ranges, READ_COMMITTED)
+            yield from read_parts(parts, self._decoder.columns, batch_bytes=self.batch_bytes)
+        except NotFound as error:
+            raise MissingRecords(error) from error
 
     def _error_of(self, records: pa.RecordBatch, reasons: Mapping[int, str]) -> BadRequest:
         row = min(reasons)

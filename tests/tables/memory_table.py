@@ -134,12 +134,18 @@ class MemoryTable:
 
     def upsert(self, state: TableState, changes: RowChanges, watermark: Watermark) -> None:
         self.step("upsert")
-        keys = changes.deleted.schema.names
-        rows = merged(self.catalog.rows(state.handle), changes, keys)
+        self.commit_merged(state, self.merge(state, changes), watermark)
+
+    def merge(self, state: TableState, changes: RowChanges) -> str:
+        """Write the rows of a version after the changes to a file, and return its path."""
+        rows = merged(self.catalog.rows(state.handle), changes, changes.deleted.schema.names)
         path = f"merged-{next(self.catalog.snapshots)}.parquet"
         output = _File(path, self.catalog.files)
         pq.write_table(rows, output)
         output.close()
+        return path
+
+    def commit_merged(self, state: TableState, path: str, watermark: Watermark) -> None:
         try:
             self.catalog.commit(state.handle, watermark=watermark, paths=(path,))
         except Conflict:

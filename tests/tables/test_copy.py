@@ -316,3 +316,35 @@ def test_persistent_conflicts_end_the_copy(root: Root, catalog: MemoryCatalog) -
     with pytest.raises(Conflict, match="attempts to commit to table t failed"):
         TableCopy(RootView(root), "t", table, TableCopyOptions()).copy_existing()
     assert not catalog.unreferenced()
+
+
+def test_table_that_is_dropped_during_a_copy_is_not_created_again(root: Root, catalog: MemoryCatalog) -> None:
+    topic = root.create_topic("t")
+    append(topic, b"a")
+    table_copy(root, catalog).copy_existing()
+    append(topic, b"b")
+
+    def drop(step: str) -> None:
+        if step == "append":
+            catalog.versions.clear()
+            append(topic, b"c")
+            raise NotFound("table t was dropped")
+
+    copy = TableCopy(RootView(root), "t", MemoryTable(catalog, "t", drop), TableCopyOptions())
+    with pytest.raises(NotFound, match="table t was dropped"):
+        copy.copy_existing()
+    assert catalog.current is None
+
+
+def test_records_that_are_deleted_while_they_are_read_are_reported(root: Root, catalog: MemoryCatalog) -> None:
+    topic = root.create_topic("t")
+    append(topic, b"a")
+    append(topic, b"b")
+
+    def delete(step: str) -> None:
+        if step == "create":
+            topic.delete_records({0: 1})
+
+    copy = TableCopy(RootView(root), "t", MemoryTable(catalog, "t", delete), TableCopyOptions())
+    with pytest.raises(BadRequest, match="offsets 0 to 0 of t-0 were deleted before they were copied"):
+        copy.copy_existing()

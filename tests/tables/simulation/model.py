@@ -132,8 +132,11 @@ class FaultyTable(MemoryTable):
         self.faulty.request(self.actor, f"append to {self.name}", lambda: call(state, files, watermark), is_commit=True)
 
     def upsert(self, state: TableState, changes: RowChanges, watermark: Watermark) -> None:
-        call = super().upsert
-        self.faulty.request(self.actor, "upsert", lambda: call(state, changes, watermark), is_commit=True)
+        # The files of an old version are deleted when the version expires.
+        if any(path not in self.catalog.files for path in state.handle.paths):
+            raise Unavailable(f"a file of version {state.handle.number} does not exist")
+        path = self.merge(state, changes)
+        self.faulty.request(self.actor, "upsert", lambda: self.commit_merged(state, path, watermark), is_commit=True)
 
     def delete_files(self, paths: Sequence[str]) -> None:
         call = super().delete_files
@@ -231,7 +234,9 @@ def producer(run: CopyRun, rounds: int) -> Body:
             else:
                 transaction = transactional(root, f"{actor.name}-{round_}").begin()
                 transaction.append(TOPIC, records)
-                actor.sleep(actor.random.random())
+                transaction.prepare()
+                # The records of an open transaction limit the last stable offset.
+                actor.sleep(actor.random.uniform(0.0, 3.0))
                 if actor.random.random() < 0.4:
                     transaction.abort()
                     continue
