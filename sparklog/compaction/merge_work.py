@@ -226,7 +226,7 @@ def _read(store: Store, load: Sequence[_LoadPart]) -> Iterator[_Rewritten]:
 
 
 def _windows(store: Store, part: _LoadPart) -> Iterator[_Rewritten]:
-    """Yield the batches of a large slice in windows. The checksum of the slice is verified with the last window."""
+    """Yield the batches of a large slice in windows. The slice's checksum is verified when the last window is read."""
     (row,) = part.rows
     next_offset = 0
     for window in read_windows(store, row):

@@ -159,7 +159,7 @@ def projection(schema: StructType, value: ValueColumn | None = None) -> Projecti
         columns.append(name)
         fields.append(pa.field(name, arrow, nullable=column.nullable))
     if not columns:
-        raise BadRequest(f"The schema contains no columns; the columns are {', '.join(COLUMNS)}")
+        raise BadRequest(f"The schema must contain at least one of the columns {', '.join(COLUMNS)}")
     return Projection(tuple(columns), pa.schema(fields), value)
 
 

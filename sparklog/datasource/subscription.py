@@ -63,7 +63,7 @@ class Subscriber:
         return subscription is None or topic in subscription.topics
 
     def __str__(self) -> str:
-        """Return the option or the path that selects the topics, for messages."""
+        """Return the option or the path that selects the topics, for use in messages."""
         subscription = self._subscription
         if subscription is None or self._location.kind == TOPIC:
             return self._location.path

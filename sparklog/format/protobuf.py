@@ -206,7 +206,7 @@ class ProtobufSchema:
         return path[::-1]
 
     def _types_in(self, outer: Any) -> list[Any]:
-        # Dictionaries of descriptors have the order of the file.
+        # Dictionaries of descriptors are in file order.
         types = self.file.message_types_by_name.values() if outer is None else outer.nested_types
         return [each for each in types if self.is_serialized or not each.GetOptions().map_entry]
 

@@ -22,7 +22,7 @@ A partition moves as follows:
 
 A client's generation is the generation of the group when the client joined. Requests with another generation are
 rejected, so a delayed commit that was sent before JoinGroup cannot be applied after JoinGroup. The journal stores the
-generation of the member, which fences the server.
+generation of the member, and this generation fences the server.
 """
 
 from __future__ import annotations

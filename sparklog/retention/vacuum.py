@@ -73,7 +73,7 @@ class DeleteWork:
 
     @property
     def nbytes(self) -> int:
-        """The number of keys, which measures the progress. No bytes are read."""
+        """The number of keys, which is used to report progress. No bytes are read."""
         return len(self.keys)
 
     @property
@@ -317,7 +317,8 @@ def _phases(
 ) -> list[list[DeletionCandidate]]:
     """Return the deletion candidates in order of deletion: data files first, commits last."""
     kept, reasons = run.required_paths, plan.Reasons(run.floor, state.deleted, run.created, run.recent_paths)
-    # Versions may reference records in commits, so commits are only deleted if the paths have been read.
+    # Versions may reference records in commits, so commits are deleted only if the paths that the versions reference
+    # have been read.
     commits = [plan.without_records(run.topic.name, old, kept) if run.reads_paths else [] for old in log_objects[-1:]]
     return [plan.unreferenced_files(run.files, kept, reasons), *log_objects[:-1], *commits]
 

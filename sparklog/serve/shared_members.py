@@ -78,7 +78,7 @@ def refresh_membership(membership: Membership, state: GroupState) -> None:
     membership.apply(state)
     membership.heartbeat_if_due()
     topics, state = membership.member.topics, membership.state
-    # Existing topics are not read again, because the server polls these topics for the fetches of the clients.
+    # Existing topics are not read again, because the server already polls these topics to serve client fetches.
     counts = partition_counts(membership.group, topics, refresh=[t for t in topics if t not in state.partitions])
     if any(count > state.partitions.get(topic, 0) for topic, count in counts.items()):
         membership.subscribe(topics, counts)

@@ -152,7 +152,9 @@ class TransactionCoordinator:
         def step(base: Decisions) -> Decisions | None:
             continued = None
             if producer == NO_PRODUCER and base.epoch != epoch:
-                raise CodeError(Code.CONCURRENT_TRANSACTIONS, f"another request has begun an epoch of '{base.id}'")
+                raise CodeError(
+                    Code.CONCURRENT_TRANSACTIONS, f"another request has started a new epoch for '{base.id}'"
+                )
             if producer != NO_PRODUCER and base.number >= 0:
                 if producer == self._former(base):
                     # The response to an earlier attempt, or to EndTxn, was lost.
@@ -262,7 +264,10 @@ class TransactionCoordinator:
         if producer != self._former(state) or state.reason not in (None, BY_OWNER):
             return False
         if is_commit != (state.reason is None):
-            raise CodeError(Code.INVALID_TXN_STATE, f"transaction {state.newest} of '{state.id}' is decided")
+            raise CodeError(
+                Code.INVALID_TXN_STATE,
+                f"transaction {state.newest} of '{state.id}' has already been committed or aborted",
+            )
         return True
 
     def abort_overdue(self, topics: Sequence[str]) -> bool:
@@ -338,7 +343,9 @@ class TransactionCoordinator:
         """Raise `CodeError` unless `producer` may write transaction `n`, which is undecided."""
         self._check_may_write(state, producer)
         if state.is_decided(n):
-            raise CodeError(Code.INVALID_TXN_STATE, f"transaction {n} of '{state.id}' is decided")
+            raise CodeError(
+                Code.INVALID_TXN_STATE, f"transaction {n} of '{state.id}' has already been committed or aborted"
+            )
 
     def _check_may_write(self, state: Decisions, producer: ProducerEpoch) -> None:
         """Raise `CodeError` unless `producer` is the latest instance and no other process aborted its transaction."""

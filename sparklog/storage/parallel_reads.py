@@ -43,7 +43,8 @@ def _map_in_threads(threads: int, request: Callable[[T], R], items: Sequence[T])
 class UntilError(Iterator[T]):
     """Iterates over items until the first error.
 
-    The error is stored, so that the results of the items before it are processed before it is raised.
+    The error is stored, so that the caller can process the results of the preceding items before `raise_error` raises
+    the error.
 
     Example:
         items = UntilError(items)

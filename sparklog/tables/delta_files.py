@@ -87,7 +87,7 @@ _CONVERSIONS: tuple[tuple[type, Callable[[Any], Any]], ...] = (
     (float, _number),
     (str, _short),
     (date, date.isoformat),
-    # A JSON number with more digits than a float has would be read with another value.
+    # A JSON number with more digits than a float can represent would be read as a different value.
     (Decimal, lambda value: float(value) if Decimal(float(value)) == value else None),
 )
 

@@ -158,7 +158,7 @@ def test_a_record_of_a_later_kafka_is_a_one_line_error(log_dir: Path, root: Path
     failed = sparklog("import", log_dir, "-t", "keep", code=1)
     (line,) = failed.err.splitlines()
     assert "expected a ConfigRecord of version 0, found 7" in line
-    assert "corrupt_records skip" in line
+    assert "corrupt_records=skip" in line
     assert not root.exists()
     sparklog("import", log_dir, "-t", "keep", "--corrupt-records", "skip")
     assert package.open(root).topic("keep").log.state().configs.explicit == {"retention.ms": "-1"}

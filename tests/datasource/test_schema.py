@@ -103,7 +103,7 @@ def test_columns_come_in_the_order_of_the_schema() -> None:
         (struct(("value", "string")), "Column 'value' must have the type binary, but has the type string"),
         (struct(("key", "binary"), ("key", "binary")), "contains the column 'key' twice"),
         (struct(("headers", SPARK_TYPES["headers"], False)), "can contain nulls"),
-        (struct(), "contains no columns"),
+        (struct(), "must contain at least one of the columns"),
     ],
 )
 def test_wrong_read_schemas(schema: types.StructType, expected: str) -> None:

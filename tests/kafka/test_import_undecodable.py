@@ -99,7 +99,7 @@ def test_other_policies_reject_undecodable_batches(tmp_path: Path, policy: str) 
     (part,) = view.plan([OffsetRange("t", 0, 0, 6)], READ_UNCOMMITTED)
     with pytest.raises(Corrupt) as in_place:
         list(part.read(COLUMNS))
-    with pytest.raises(Corrupt, match="import the valid records with corrupt_records skip") as refused:
+    with pytest.raises(Corrupt, match="import the valid records with corrupt_records=skip") as refused:
         imported(tmp_path, policy, [])
     assert (refused.value.position, refused.value.offset) == (in_place.value.position, in_place.value.offset)
 

@@ -147,7 +147,7 @@ def test_damaged_marker_without_offsets_for_all_producers_is_rejected(root: Root
     lost = flipped(flipped(marker(2, 7, commit=True), 50), 60)
     write_partition(tmp_path / "kafka", "t-0", {0: bystander(lost)})
     assert in_place(tmp_path / "kafka") == [3, 5]
-    with pytest.raises(Corrupt, match=r"the markers of 2 transactions, but .* corrupt_records truncate") as raised:
+    with pytest.raises(Corrupt, match=r"the markers of 2 transactions, but .* corrupt_records=truncate") as raised:
         import_log_dir(root, tmp_path / "kafka", ImportOptions(corrupt_records=SKIP), on_skipped=unheard)
     assert raised.value.position == len(batch(0, [b"0"])) * 2
     assert root.topics() == []

@@ -690,7 +690,7 @@ def test_each_request_writes_the_journal_if_a_cache_may_hide_the_latest_decision
     _produce(two, producer)
     one.end("job", producer, is_commit=True)
     cached.list("_transactions/job/_log/")
-    with pytest.raises(CodeError, match=r"INVALID_TXN_STATE|is decided"):
+    with pytest.raises(CodeError, match=r"INVALID_TXN_STATE|has already been committed or aborted"):
         _produce(two, producer)
     assert world.values("t") == ["x"]
 

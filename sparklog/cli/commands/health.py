@@ -93,7 +93,7 @@ def repair_log(
     """Rebuild damaged files, and list files to restore.
 
     Index files, key filters, footers and checkpoints are rebuilt from the data that they describe. Entries of groups
-    and transactions are restored from their copies. A single flipped bit is flipped back. The old bytes, and
+    and transactions are restored from their copies. Single-bit errors are corrected. The old bytes, and
     unreferenced files, are moved to the directory _repair. In a Kafka directory, whose broker must be stopped, only
     index files are rebuilt. Nothing is changed unless --execute is given. The exit code is 0 if no damage remains (or
     would remain), and 1 otherwise. Remaining damage is listed in the output.

@@ -146,7 +146,7 @@ class TopicList(Topics):
             "--topic",
             "-t",
             metavar="TOPIC,...",
-            help="Topics whose partition sizes to show. May be given instead of TOPIC.",
+            help="Topics to show partition sizes for. May be given instead of TOPIC.",
         ),
     ] = None
 
@@ -382,7 +382,7 @@ class DecoderOptions:
 
     def __post_init__(self) -> None:
         if self.metadata_decoder:
-            raise BadRequest("this tool does not decode cluster metadata and remote log metadata: use kafka-dump-log")
+            raise BadRequest("this tool does not decode cluster metadata or remote log metadata: use kafka-dump-log")
         logs = {
             "groups": self.offsets_decoder,
             "transactions": self.transaction_log_decoder,

@@ -194,7 +194,7 @@ def close(lanes: Any, batches: Any, lane: int, batch: int) -> None:
 def measure(
     order: Any, lane_of: Any, explicit: Any, rows: int, times: Any, columns: Any, extra: int, lanes: Any, state: Any
 ) -> int:
-    """Compute the totals of each lane: rows, maximum size, null keys, minimum time and content size.
+    """Compute the statistics of each lane: row count, maximum size, null keys, minimum time and content size.
 
     The maximum size does not include batch headers. The content consists of keys, values and headers. Rows that could
     be in any lane, because they have no key and no explicit lane, are also counted separately, with their content size.

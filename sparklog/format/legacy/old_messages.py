@@ -142,7 +142,7 @@ def merge_entries(headers: BatchHeaders, groups: Sequence[tuple[int, BatchHeader
 def resolve_wrappers(data: BytesLike, headers: BatchHeaders) -> BatchHeaders:
     """Decompress wrappers, and return the headers with the actual offsets and record counts of the wrappers.
 
-    The row of a corrupt wrapper has the widest possible range of offsets, so that every reader of any of these offsets
+    The row of a corrupt wrapper covers the widest possible offset range, so that a read of any offset in this range
     reads the wrapper, and gets the error that `records` raises.
     """
     rows = np.flatnonzero(headers.is_legacy & (headers.codec != 0))

@@ -347,7 +347,7 @@ def read_latest(log_dir: LogDir, topic: str, add: Callable[[bytes, StoredValue],
             if log_dir.policy == recovery.FAIL:
                 raise Corrupt(
                     f"cannot decode the record at offset {stored.offset} of {topic}-{stored.partition}: {error.message}"
-                    "; import without groups and transactions, or with corrupt_records skip",
+                    "; import without groups and transactions, or with corrupt_records=skip",
                     offset=stored.offset,
                 ) from None
             why = f"the key or value of the record cannot be decoded: {error.message}"

@@ -139,8 +139,8 @@ class MetadataLog(LogReading):
     def _report(self, path: str, offset: int, error: Corrupt) -> None:
         if self.log_dir.policy == FAIL:
             raise Corrupt(
-                f"cannot decode a record of Kafka's metadata log: {error.message}; pass the configs of the topics, and"
-                " import with corrupt_records skip",
+                f"cannot decode a record of Kafka's metadata log: {error.message}; pass the topic configs, and import"
+                " with corrupt_records=skip",
                 file=path,
                 offset=offset,
             ) from None

@@ -55,7 +55,7 @@ from sparklog.storage.store import ObjectWriter
 
 T = TypeVar("T")
 Int64s = npt.NDArray[np.int64]
-REMEDY = "restore the file, or import the valid records with corrupt_records skip or truncate"
+REMEDY = "restore the file, or import the valid records with corrupt_records=skip or corrupt_records=truncate"
 Progress: TypeAlias = Callable[[int, int], None]
 """Function that is called with the progress since its last call: records, bytes."""
 
@@ -196,7 +196,7 @@ class CopiedSegment:
         try:
             records = window.decode(("offset", "timestamp", "key"), has_records)
         except Corrupt as error:
-            message = f"{error.message}; restore the file, or import the valid records with corrupt_records skip"
+            message = f"{error.message}; restore the file, or import the valid records with corrupt_records=skip"
             raise Corrupt(message, file=error.file, position=error.position, offset=error.offset) from None
         self.records += len(records)
         if records.key is not None and records.key.null_count:
@@ -335,7 +335,7 @@ def _markers(gap: SkippedRange, copy: SegmentCopy, copied: CopiedSegment, file: 
         raise Corrupt(
             f"damage may have removed the markers of {len(commits)} transactions, but leaves only"
             f" {count(gap.end - copied.next_offset, 'offset')} for new markers: restore the file, or import with"
-            " corrupt_records truncate",
+            " corrupt_records=truncate",
             file=file.path,
             position=gap.position,
             offset=copied.next_offset,

@@ -112,7 +112,7 @@ class EntryChain(Generic[E]):
             yield state
 
     def span(self) -> EntrySpan[E]:
-        """Return the latest contiguous entries. Raises `Corrupt` if an entry is missing that must exist.
+        """Return the latest contiguous entries. Raises `Corrupt` if a required entry is missing.
 
         If entries are written during a listing, the listing may contain an entry but not an earlier one. Therefore the
         listing is repeated before an error is raised.

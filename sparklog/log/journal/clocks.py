@@ -144,7 +144,7 @@ class Env:
         The id starts with a letter, so that it cannot be mistaken for an option or a number.
         """
         while True:
-            # Version 4, variant 2. The uuid module would need ten calls for this.
+            # Set version 4 and variant 2 directly, because the uuid module is slower.
             number = self.random.getrandbits(128) & ~(0xF << 76 | 0x3 << 62) | 0x4 << 76 | 0x2 << 62
             text = base64.urlsafe_b64encode(number.to_bytes(16, "big")).decode("ascii")
             if text[0].isalpha():

@@ -167,7 +167,7 @@ class Journal(ABC, Generic[S, E, D]):
         return self._open_if_stale().state
 
     def refresh(self) -> S:
-        """Return the latest state. One request is sent if there are no new entries."""
+        """Return the latest state. If there are no new entries, only one request is sent."""
         return self._refresh_from(self._latest).latest.state
 
     def read_next(self) -> S:
@@ -281,8 +281,8 @@ class Journal(ABC, Generic[S, E, D]):
         """
         if now.elapsed_ms(base.seen) <= (LIST_AFTER_REMOTE_MS if self._numbered.is_remote else LIST_AFTER_MS):
             return False
-        # If the listing contains the next entry, there is no gap. The entry was just created, or a directory cache
-        # hides it.
+        # If the listing contains the next entry, there is no gap. Either the next entry was just created, or a
+        # directory cache has hidden it.
         return min(self._numbered.listed(base.state.number), default=0) > base.state.number + 1
 
     def _check_exclusive(self, base: SeenState[S], entries: Sequence[E]) -> None:

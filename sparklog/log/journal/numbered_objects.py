@@ -533,9 +533,7 @@ class NumberedObjects:
                 problem = f"{key}, which does not follow this object, cannot be withdrawn: {problem}; delete {key}"
                 raise Unavailable(f"{self._replaced(earlier)}; {problem}")
             if backoff.is_over():
-                raise self._unknown(
-                    number, f"{self.key(number + 1)} follows this object, and {self.key(earlier)} is missing"
-                )
+                raise self._unknown(number, f"{self.key(earlier)} is missing, although {self.key(number + 1)} exists")
             backoff.sleep()
 
     def _withdraw(self, number: int, data: bytes) -> bool:

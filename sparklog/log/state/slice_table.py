@@ -165,8 +165,8 @@ class SliceTable:
         pending: tuple[Commit, ...] = (),
     ) -> None:
         self.version = version
-        # A single attribute, so that a thread that moves the pending commits into the parts can replace both
-        # atomically.
+        # The parts and the pending commits are stored in a single attribute, so that a thread that moves
+        # commits into the parts can replace both atomically.
         self._rows = (parts, pending)
         self.texts = (Texts() if paths is None else paths, Texts() if txn_ids is None else txn_ids)
         """Paths and transactional ids, by code."""

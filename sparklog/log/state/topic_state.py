@@ -307,7 +307,8 @@ def _log_offsets(state: TopicState, commit: Commit) -> tuple[Offsets, Offsets]:
                 if end[partition] < base + offsets:
                     end[partition] = base + offsets
     if commit.may_copy_partitions and (commit.edits or commit.log_starts):
-        # A log that Kafka has written, or a clone, may end after its last record.
+        # In a clone, or in a log that Kafka has written, the log end offset may be greater than the offset after the
+        # last record.
         end = end.copy()
         for partition, offset in (*((edit.partition, edit.end) for edit in commit.edits), *commit.log_starts.items()):
             end[partition] = max(end[partition], offset)

@@ -118,12 +118,14 @@ class Stored:
         return Stored(start, end, self.runs.clipped(start, end))
 
     def at_records(self, *counts: int) -> list[int]:
-        """Return the offset after each of these numbers of records, or the end of the range if it has fewer records."""
+        """For each record count, return the offset after that many records, or the end of the range if the range has
+        fewer records.
+        """
         return self._offsets_at(self.runs.records, counts)
 
     def at_bytes(self, *counts: int) -> list[int]:
-        """Return the approximate offset after each of these numbers of bytes, or the end of the range if it has fewer
-        bytes.
+        """For each byte count, return the approximate offset after that many bytes, or the end of the range if the
+        range has fewer bytes.
         """
         return self._offsets_at(self.runs.nbytes, counts)
 

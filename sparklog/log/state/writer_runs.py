@@ -134,8 +134,8 @@ KAFKA_WRITER = "kafka-producer-"
 
 @dataclass(frozen=True, slots=True)
 class KafkaWriterKey:
-    """A Kafka producer in one partition: the sequence number of its last record, and the sequence number of the
-    registry entry that it follows.
+    """The state of a Kafka producer in one partition: the sequence number of its last record, and the sequence number
+    of the topic's previous registry entry for the producer.
 
     `sparklog.tools.repartition` stores the progress of its copy in the same way. The id is a source partition, and
     `batch` is the offset at which the copy continues.

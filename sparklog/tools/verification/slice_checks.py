@@ -86,7 +86,7 @@ class CollectedBatches:
             self.keys.add(data, headers)
         for row in np.flatnonzero(headers.is_control).tolist():
             control = headers[row : row + 1]
-            # If the control batch cannot be read, its checksum is wrong, which is reported separately.
+            # A control batch that cannot be read also has a wrong checksum, which is reported separately.
             with suppress(Corrupt):
                 if int(control_types(data, control)[0]) == ABORT:
                     self.aborts[int(control.base_offset[0])] = int(control.producer_id[0])
