@@ -159,6 +159,9 @@ class Series:
         root = sparklog.open(self.place.root, create=True)
         configs = {"cleanup.policy": "compact", "min.cleanable.dirty.ratio": 0.0, "segment.ms": 1}
         root.create_topic(TOPIC, partitions=PARTITIONS, configs=configs if self.place.is_upsert else {})
+        with self.place.open():
+            # pyiceberg fails if two processes create the tables of a SQL catalog at the same time.
+            pass
         context = multiprocessing.get_context("forkserver")
         context.set_forkserver_preload([__name__, "sparklog.tables.delta", "sparklog.tables.iceberg"])
         while self.counts["kills"] < kills:
