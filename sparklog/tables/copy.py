@@ -187,6 +187,11 @@ class TableCopy:
                 partitions are copied to their last stable offset.
         """
         state = self._target.load() or self._create()
+        if state.watermark is None and self._options.starting_offsets is None:
+            raise BadRequest(
+                f"table {self._target.name} exists, but was not created by copying a topic: use another table, or set "
+                f"{option_name('starting_offsets')} to add the records from these offsets on"
+            )
         state = self._grown(state, self._decoder.schema)
         source = self._refresh(state.watermark)
         interval = self._next_interval(state, source, ends)
@@ -313,17 +318,11 @@ class TableCopy:
         if partition_by is not None:
             partition_by.check(decoder.schema)
         layout = TableLayout(decoder.schema, options.mode, partition_by, decoder.keys)
-        return self._target.create(layout, self._starting_watermark(self._refresh(), options.mode, is_new=True))
+        return self._target.create(layout, self._starting_watermark(self._refresh(), options.mode))
 
-    def _starting_watermark(self, source: TopicSnapshot, mode: Mode, *, is_new: bool = False) -> Watermark:
+    def _starting_watermark(self, source: TopicSnapshot, mode: Mode) -> Watermark:
         """Return the watermark of a table without copied rows."""
-        starting_offsets = self._options.starting_offsets
-        if starting_offsets is None and not is_new:
-            raise BadRequest(
-                f"table {self._target.name} exists, but was not created by copying a topic: use another table, or set "
-                f"{option_name('starting_offsets')} to add the records from these offsets on"
-            )
-        start = "earliest" if starting_offsets is None else starting_offsets
+        start = "earliest" if self._options.starting_offsets is None else self._options.starting_offsets
         ranges = scan_ranges(self._view, self._topic, None, start, "latest", READ_COMMITTED)
         offsets = {part.partition: part.start for part in ranges}
         return Watermark(source.root_id, source.topic, source.topic_id, offsets, "", mode)

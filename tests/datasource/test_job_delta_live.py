@@ -366,7 +366,7 @@ def test_table_errors_are_one_line(driver: Driver, tmp_path: Path) -> None:
         (
             (tmp_path / "empty", "id", ("there is no Delta table at", "--table")),
             (plain, "id", ("does not have a change data feed", "ALTER TABLE delta.`")),
-            (rows, "key", ("there is no column 'key' in the table", "it has id, no")),
+            (rows, "key", ("there is no column 'key' in the table", "the columns are id, no")),
             (rows, "Id", ("did you mean 'id'?",)),
             (rows, "id", ("id 1 identifies two rows of version 1", "choose --key-columns")),
             (rows, "no", ("no is null in a row of version 1",)),

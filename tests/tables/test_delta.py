@@ -15,6 +15,7 @@ import pyarrow.parquet as pq
 import pytest
 from deltalake import DeltaTable, write_deltalake
 
+import sparklog
 from sparklog.errors import BadRequest, Conflict, Unavailable
 from sparklog.log.journal.clocks import SYSTEM
 from sparklog.tables.delta import DeltaLakeTable
@@ -319,3 +320,11 @@ def test_deletion_vectors_are_rejected(table: DeltaLakeTable) -> None:
     action = {"path": "a.parquet", "deletion_vector.storage_type": "u"}
     with pytest.raises(BadRequest, match="has deletion vectors"):
         table._check_file(action)
+
+
+def test_copy_to_a_table_of_another_program_requires_starting_offsets(path: Path, tmp_path: Path) -> None:
+    write_deltalake(str(path), pa.table({"id": [1]}))
+    root = sparklog.open(tmp_path / "root", create=True)
+    root.create_topic("orders").append(pa.table({"value": [b"a"]}))
+    with pytest.raises(BadRequest, match="was not created by copying a topic: use another table"):
+        sparklog.to_delta(root, "orders", str(path))
