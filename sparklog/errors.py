@@ -39,19 +39,21 @@ def shortened(value: object, characters: int = 60) -> str:
     return text if len(text) <= characters else f"{text[:characters]}…"
 
 
-_in_shell = False
-"""True while a `sparklog` command runs. In this case, error messages recommend commands instead of function calls."""
+_running_commands = 0
+"""The number of `sparklog` commands that run in this process. While a command runs, error messages recommend commands
+instead of function calls. Commands may overlap, because a program can run them in several threads.
+"""
 
 
 @contextmanager
 def advice_for_shell() -> Iterator[None]:
     """Make errors that are raised in this block recommend commands instead of Python calls."""
-    global _in_shell
-    before, _in_shell = _in_shell, True
+    global _running_commands
+    _running_commands += 1
     try:
         yield
     finally:
-        _in_shell = before
+        _running_commands -= 1
 
 
 def advice(*, python: str, shell: str) -> str:
@@ -59,7 +61,7 @@ def advice(*, python: str, shell: str) -> str:
 
     While a command runs, return the advice for a user of the command line.
     """
-    return shell if _in_shell else python
+    return shell if _running_commands else python
 
 
 class SparklogError(Exception):

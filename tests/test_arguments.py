@@ -283,6 +283,8 @@ BY_ANNOTATION: Mapping[str, tuple[Any, ...]] = {
         (5, "x"),
     ),
     "ArrowData": (None, 5, "x", b"x", object(), ["x"]),
+    # A schema without a format is invalid.
+    "Schemas": (5, "x", b"x", ["x"], object()),
     "Say": (None, 5, "x"),
     "Callable[[int], object]": (None, 5, "x"),
     "str | GroupMetadata | Membership | GroupConsumer": (None, 5, b"x", ["x"], "\ud800", ""),

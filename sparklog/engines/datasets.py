@@ -210,7 +210,7 @@ class ByTopic(dict[str, T]):
         raise NotFound(f"topic {name!r} was not opened{hint}")
 
 
-@checked(root=ROOT, topics=NAMES.or_none())
+@checked(root=ROOT, topics=NAMES.or_none(), key_format=NAME.or_none(), value_format=NAME.or_none())
 def datasets(
     root: RootLike,
     *,
@@ -260,7 +260,7 @@ def datasets(
     return ByTopic({name: TopicDataset(view, name, isolation_level, threads, formats[name]) for name in names})
 
 
-@checked(root=ROOT, topics=NAMES.or_none())
+@checked(root=ROOT, topics=NAMES.or_none(), key_format=NAME.or_none(), value_format=NAME.or_none())
 def duckdb(
     con: Any,
     root: RootLike,
@@ -378,7 +378,7 @@ INSTALL = 'pip install "polars>=1.33"'
 COMPARISONS: tuple[Callable[[Any, Any], Any], ...] = (operator.eq, operator.ge, operator.gt, operator.le, operator.lt)
 
 
-@checked(root=ROOT, topics=NAMES.or_none())
+@checked(root=ROOT, topics=NAMES.or_none(), key_format=NAME.or_none(), value_format=NAME.or_none())
 def polars(
     root: RootLike,
     *,

@@ -680,7 +680,8 @@ def test_an_unexpected_error_of_a_heartbeat_is_logged(local: str, caplog: pytest
         consumer.membership.heartbeat_if_due = fail_unexpectedly  # type: ignore[method-assign]
         until(lambda: not [thread for thread in threading.enumerate() if thread.name == "beats"])
     assert "heartbeats were stopped by an unexpected error" in caplog.text
-    assert "ZeroDivisionError: a defect" in caplog.text
+    # The text of the log depends on the formatter, which Spark replaces.
+    assert any(record.exc_info and record.exc_info[0] is ZeroDivisionError for record in caplog.records)
     # `poll` also sends heartbeats, so it raises the error if the error persists.
     with pytest.raises(ZeroDivisionError):
         consumer.poll()
