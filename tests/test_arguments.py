@@ -283,14 +283,12 @@ BY_ANNOTATION: Mapping[str, tuple[Any, ...]] = {
         (5, "x"),
     ),
     "ArrowData": (None, 5, "x", b"x", object(), ["x"]),
-    # A schema without a format is invalid.
-    "Schemas": (5, "x", b"x", ["x"], object()),
     "Say": (None, 5, "x"),
     "Callable[[int], object]": (None, 5, "x"),
     "str | GroupMetadata | Membership | GroupConsumer": (None, 5, b"x", ["x"], "\ud800", ""),
 }
 """Invalid values by the annotation of the argument. None is also invalid unless the annotation allows None."""
-UNTYPED = ("Any", "<class 'inspect._empty'>", "SparkSession", "Env", "list[SparklogError]")
+UNTYPED = ("Any", "<class 'inspect._empty'>", "SparkSession", "Env", "Schemas", "list[SparklogError]")
 """Annotations of arguments that have their own tests, or that accept any value."""
 OF_OPTIONS = ("partitioner", "key_serializer", "value_serializer", "acks", "groups")
 """Options with their own types, which are tested in `tests/clients/producer` and `tests/kafka/exporting`."""
