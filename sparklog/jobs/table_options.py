@@ -32,11 +32,9 @@ from sparklog.output import StatusLine, log
 from sparklog.tables.copy import CopyReport, TableCopy, TableCopyOptions
 from sparklog.tables.maintenance import MaintainedTable, MaintenanceReport, merge_small_files
 from sparklog.tables.rows import RowOptions
-from sparklog.tables.target import PartitionBy, TargetTable
+from sparklog.tables.target import TargetTable, parse_partition_by
 
 _SPARK_PERIOD = re.compile(r"(\d+) (second|minute|hour)s?")
-_BUCKET = re.compile(r"bucket\((\d+), *([^(),]+)\)")
-_DAY = re.compile(r"day\(([^(),]+)\)")
 SCHEMA_OF = {
     "json": "columns such as 'id BIGINT, name STRING'",
     "avro": "the file of the Avro schema",
@@ -45,26 +43,12 @@ SCHEMA_OF = {
 }
 MERGE_INTERVAL_MS = 60_000
 """The minimum time between two merges of small files."""
-PartitionOption = PartitionBy | Literal["default"] | None
 
 
 def parse_period(text: str, option: str) -> int:
     """Convert a period such as `30s`, or `30 seconds` as in Spark, to milliseconds."""
     match = _SPARK_PERIOD.fullmatch(text)
     return parse_age(text if match is None else f"{match[1]}{match[2][0]}", option)
-
-
-def parse_partition_by(text: str | None) -> PartitionOption:
-    """Parse the partitioning of a new table."""
-    if text is None:
-        return "default"
-    if text == "none":
-        return None
-    if (match := _BUCKET.fullmatch(text)) is not None and 0 < int(match[1]) <= INT32_MAX:
-        return PartitionBy("bucket", (match[2].strip(),), int(match[1]))
-    if (match := _DAY.fullmatch(text)) is not None:
-        return PartitionBy("day", (match[1].strip(),))
-    raise BadRequest(f"--partition-by must be day(COLUMN), bucket(N, COLUMN) or none, found '{text}'")
 
 
 @dataclass(kw_only=True)

@@ -18,16 +18,14 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Annotated, Any
 
-from pyiceberg.catalog import Catalog, load_catalog
-
 from sparklog.console.options import name_and_value, parse_age
 from sparklog.console.parameters import Option
-from sparklog.errors import BadRequest, SparklogError, Unavailable
 from sparklog.jobs.common import job, parse
 from sparklog.jobs.table_options import TableJob, Upkeep
 from sparklog.log.state.view import LogView
 from sparklog.tables.copy import CopyReport
 from sparklog.tables.iceberg import IcebergTable
+from sparklog.tables.iceberg_catalog import open_catalog, table_identifier
 from sparklog.tables.iceberg_maintenance import check_unreferenced_age, delete_unreferenced_files, expire_snapshots
 
 EXPIRE_INTERVAL_MS = 3_600_000
@@ -69,9 +67,7 @@ class ToIceberg(TableJob):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.identifier = tuple(self.table.split("."))
-        if len(self.identifier) < 2 or not all(self.identifier):
-            raise BadRequest(f"--table must be NAMESPACE.TABLE, found '{self.table}'")
+        self.identifier = table_identifier(self.table)
         self.properties = dict(name_and_value(text, "--catalog-property") for text in self.catalog_property or ())
         self.snapshot_age_ms = None
         if self.snapshot_age != "never":
@@ -80,20 +76,6 @@ class ToIceberg(TableJob):
         if self.delete_unreferenced is not None:
             self.unreferenced_age_ms = parse_age(self.delete_unreferenced, "--delete-unreferenced")
             check_unreferenced_age(self.unreferenced_age_ms)
-
-
-def open_catalog(name: str | None, properties: dict[str, str]) -> Catalog:
-    """Load a catalog. Raises `BadRequest` if its configuration is invalid or a package is missing."""
-    try:
-        return load_catalog(name, **properties)
-    except SparklogError:
-        raise
-    except Exception as error:  # Each catalog raises errors of its own libraries.
-        if isinstance(error, OSError):
-            raise Unavailable(f"cannot open the Iceberg catalog: {error}") from error
-        raise BadRequest(
-            f"cannot open the Iceberg catalog: {error}; configure it in .pyiceberg.yaml or with --catalog-property"
-        ) from error
 
 
 class IcebergUpkeep(Upkeep):

@@ -45,7 +45,7 @@ from sparklog.errors import BadRequest, Conflict, NotFound, SparklogError, Unava
 from sparklog.format.key_hash import bucket_for_value
 from sparklog.log.journal.clocks import Env
 from sparklog.tables.delta_files import partition_text, statistics
-from sparklog.tables.merge import ExistingFile, merge_changes
+from sparklog.tables.merge import ExistingFile, batch_rows, commit_upsert
 from sparklog.tables.target import NewFile, NewOutput, PartitionBy, RowChanges, TableLayout, TableState
 from sparklog.tables.watermark import COMMIT_ID, KEYS, Watermark
 
@@ -148,13 +148,7 @@ class DeltaLakeTable:
         self.commit(state, files, (), watermark)
 
     def upsert(self, state: TableState, changes: RowChanges, watermark: Watermark) -> None:
-        merge = merge_changes(self, state, changes, f"{watermark.topic_id}-{self._env.new_id()}")
-        try:
-            self.commit(state, merge.added, merge.removed, watermark)
-        except SparklogError as error:
-            if not (isinstance(error, Unavailable) and error.is_unknown):
-                self.delete_files([file.path for file in merge.added])
-            raise
+        commit_upsert(self, state, changes, watermark, self._env.new_id())
 
     def replace_files(self, state: TableState, added: Sequence[NewFile], removed: Sequence[ExistingFile]) -> None:
         """Replace files with files that contain the same rows, based on exactly `state`."""
@@ -255,7 +249,7 @@ class DeltaLakeTable:
             with stream, pq.ParquetFile(stream) as parquet:
                 stored = set(parquet.schema_arrow.names)
                 present = [name for name in columns if name in stored]
-                for rows in parquet.iter_batches(_batch_rows(parquet.metadata), columns=present):
+                for rows in parquet.iter_batches(batch_rows(parquet.metadata), columns=present):
                     yield pa.RecordBatch.from_arrays(
                         [
                             rows.column(field.name).cast(field.type)
@@ -513,12 +507,6 @@ def _buckets(column: pa.Array, buckets: int) -> pa.Array:
         column = pc.cast(column, pa.string())
     numbers = bucket_for_value(column, buckets)
     return pa.array(numbers, pa.int32(), mask=numbers < 0)
-
-
-def _batch_rows(footer: pq.FileMetaData) -> int:
-    """Return the number of rows of a batch of about 32 MiB in memory."""
-    nbytes = sum(int(footer.row_group(group).total_byte_size) for group in range(footer.num_row_groups))
-    return max(1024, min(1 << 17, (32 << 20) * int(footer.num_rows) // max(nbytes, 1)))
 
 
 def _text(error: BaseException) -> str:

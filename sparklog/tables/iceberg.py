@@ -61,7 +61,7 @@ from pyiceberg.types import BinaryType, IntegerType, LongType, StringType
 
 from sparklog.errors import BadRequest, Conflict, NotFound, SparklogError, Unavailable
 from sparklog.tables import iceberg_schema
-from sparklog.tables.merge import ExistingFile, merge_changes
+from sparklog.tables.merge import ExistingFile, batch_rows, commit_upsert
 from sparklog.tables.target import NewFile, NewOutput, RowChanges, TableLayout, TableState
 from sparklog.tables.watermark import COMMIT_ID, Watermark
 
@@ -75,8 +75,6 @@ TABLE_PROPERTIES = {
     "write.metadata.previous-versions-max": "100",
 }
 """Properties of a new table."""
-BATCH_BYTES = 16 << 20
-MAX_BATCH_ROWS = 1 << 17
 COMPARABLE = (BinaryType, IntegerType, LongType, StringType)
 """Types whose bounds are represented by the same Python values as the values of Arrow."""
 DENIED = (AuthorizationExpiredError, ForbiddenError, OAuthError, PermissionError, UnauthorizedError)
@@ -160,15 +158,7 @@ class IcebergTable:
         self.commit(state, files, (), watermark)
 
     def upsert(self, state: TableState, changes: RowChanges, watermark: Watermark) -> None:
-        merge = merge_changes(self, state, changes, f"{watermark.topic_id}-{self._new_id()}")
-        try:
-            self.commit(state, merge.added, merge.removed, watermark)
-        except SparklogError as error:
-            if not (isinstance(error, Unavailable) and error.is_unknown):
-                # Files that cannot be deleted now remain as unreferenced files.
-                with suppress(SparklogError):
-                    self.delete_files([file.path for file in merge.added])
-            raise
+        commit_upsert(self, state, changes, watermark, self._new_id())
 
     def replace_files(self, state: TableState, added: Sequence[NewFile], removed: Sequence[ExistingFile]) -> None:
         """Replace files with files that contain the same rows, based on exactly `state`."""
@@ -255,7 +245,7 @@ class IcebergTable:
             with table.io.new_input(file.path).open() as stream, pq.ParquetFile(stream) as parquet:
                 names = _names_in_file(table, parquet.schema_arrow, schema)
                 present = [name for name in names if name is not None]
-                for rows in parquet.iter_batches(_batch_rows(parquet.metadata), columns=present):
+                for rows in parquet.iter_batches(batch_rows(parquet.metadata), columns=present):
                     arrays = [
                         pa.nulls(rows.num_rows, field.type) if name is None else rows.column(name).cast(field.type)
                         for name, field in zip(names, schema, strict=True)
@@ -446,12 +436,6 @@ def _names_in_file(table: Table, file_schema: pa.Schema, schema: pa.Schema) -> l
         known = {name: field.field_id for field in mapping.root for name in field.names}
         names = {number: name for name in file_schema.names if (number := known.get(name)) is not None}
     return [names.get(number) for number in iceberg_schema.field_ids(schema)]
-
-
-def _batch_rows(footer: pq.FileMetaData) -> int:
-    """Return the number of rows that are read together, so that a batch has about `BATCH_BYTES`."""
-    nbytes = sum(int(footer.row_group(index).total_byte_size) for index in range(footer.num_row_groups))
-    return max(1, min(MAX_BATCH_ROWS, BATCH_BYTES * int(footer.num_rows) // max(1, nbytes)))
 
 
 def _columns_without_statistics(footer: pq.FileMetaData) -> set[str]:

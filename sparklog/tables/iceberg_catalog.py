@@ -7,7 +7,8 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from sparklog.common.lazy import install_command
-from sparklog.errors import BadRequest, SparklogError, Unavailable
+from sparklog.errors import BadRequest, SparklogError, Unavailable, advice
+from sparklog.tables.option_names import option_name
 
 if TYPE_CHECKING:
     from pyiceberg.catalog import Catalog
@@ -26,8 +27,9 @@ def open_catalog(name: str | None, properties: Mapping[str, str]) -> Catalog:
     except Exception as error:  # Each catalog raises errors of its own libraries.
         if isinstance(error, OSError):
             raise Unavailable(f"cannot open the Iceberg catalog: {error}") from error
+        properties_name = advice(python="properties", shell="--catalog-property")
         raise BadRequest(
-            f"cannot open the Iceberg catalog: {error}; configure the catalog in .pyiceberg.yaml or with properties"
+            f"cannot open the Iceberg catalog: {error}; configure it in .pyiceberg.yaml or with {properties_name}"
         ) from error
     return catalog
 
@@ -36,5 +38,5 @@ def table_identifier(table: str) -> tuple[str, ...]:
     """Return the namespace and the name of a table such as `shop.orders`."""
     identifier = tuple(table.split("."))
     if len(identifier) < 2 or not all(identifier):
-        raise BadRequest(f"expected a table such as namespace.table, found '{table}'")
+        raise BadRequest(f"{option_name('table')} must be NAMESPACE.TABLE, found '{table}'")
     return identifier

@@ -27,10 +27,13 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from sparklog.errors import SparklogError
+from sparklog.errors import SparklogError, Unavailable
 from sparklog.tables.data_files import FILE_BYTES, MAX_OPEN_FILES, ROW_GROUP_BYTES, parquet_writer
 from sparklog.tables.target import NewFile, NewOutput, RowChanges, TableState
+from sparklog.tables.watermark import Watermark
 
+BATCH_BYTES = 16 << 20
+MAX_BATCH_ROWS = 1 << 17
 SMALL_FILE_BYTES = 32 << 20
 MAX_SMALL_FILES = 8
 """Maximum number of files per partition that are smaller than `SMALL_FILE_BYTES`."""
@@ -67,6 +70,14 @@ class MergeTable(Protocol):
 
     def delete_files(self, paths: Sequence[str]) -> None: ...
 
+    def commit(
+        self, state: TableState, added: Sequence[NewFile], removed: Sequence[ExistingFile], watermark: Watermark | None
+    ) -> None:
+        """Commit new files, the removal of existing files and the watermark, based on exactly `state`.
+
+        Without a watermark, the new files contain the same rows as the removed files.
+        """
+
     def partition_columns(self, state: TableState) -> Sequence[str]:
         """Return the columns from which the partition values are computed."""
 
@@ -102,6 +113,22 @@ def merge_changes(table: MergeTable, state: TableState, changes: RowChanges, pre
             _merge_group(table, state, group, writer, merge)
             writer.close()
     return merge
+
+
+def commit_upsert(table: MergeTable, state: TableState, changes: RowChanges, watermark: Watermark, new_id: str) -> None:
+    """Merge changes with a version, and commit the files and the watermark.
+
+    If the commit raises an error other than an unknown outcome, the new files are deleted.
+    """
+    merge = merge_changes(table, state, changes, f"{watermark.topic_id}-{new_id}")
+    try:
+        table.commit(state, merge.added, merge.removed, watermark)
+    except SparklogError as error:
+        if not (isinstance(error, Unavailable) and error.is_unknown):
+            # Files that cannot be deleted now remain as unreferenced files.
+            with suppress(SparklogError):
+                table.delete_files([file.path for file in merge.added])
+        raise
 
 
 def compact_files(
@@ -330,3 +357,9 @@ class _Writer:
         nbytes = output.file.file.tell()
         output.file.file.close()
         self._files.append(NewFile(output.file.path, output.records, nbytes, values, output.writer.writer.metadata))
+
+
+def batch_rows(footer: pq.FileMetaData) -> int:
+    """Return the number of rows that are read together, so that a batch has about `BATCH_BYTES`."""
+    nbytes = sum(int(footer.row_group(index).total_byte_size) for index in range(footer.num_row_groups))
+    return max(1, min(MAX_BATCH_ROWS, BATCH_BYTES * int(footer.num_rows) // max(1, nbytes)))

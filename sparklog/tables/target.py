@@ -28,6 +28,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from sparklog.errors import BadRequest, shortened
+from sparklog.tables.option_names import option_name
 from sparklog.tables.watermark import Mode, Watermark
 
 
@@ -71,7 +72,8 @@ def parse_partition_by(text: str | None) -> Partitioning:
         return PartitionBy("bucket", (match[2].strip(),), int(match[1]))
     if (match := _DAY.fullmatch(text)) is not None:
         return PartitionBy("day", (match[1].strip(),))
-    raise BadRequest(f"the partitioning must be day(COLUMN), bucket(N, COLUMN) or none, found {shortened(text)}")
+    name = option_name("partition_by")
+    raise BadRequest(f"{name} must be day(COLUMN), bucket(N, COLUMN) or none, found {shortened(text)}")
 
 
 @dataclass(frozen=True)

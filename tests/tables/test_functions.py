@@ -49,7 +49,7 @@ def test_invalid_arguments(tmp_path: Path) -> None:
     root = sparklog.open(tmp_path / "log", create=True)
     root.create_topic("t")
     catalog = properties(tmp_path)
-    with pytest.raises(BadRequest, match=r"expected a table such as namespace\.table, found 't'"):
+    with pytest.raises(BadRequest, match=r"table must be NAMESPACE\.TABLE, found 't'"):
         sparklog.to_iceberg(root, "t", "t", catalog=catalog)
     with pytest.raises(BadRequest, match="mode must be append or upsert"):
         sparklog.to_iceberg(root, "t", "shop.t", catalog=catalog, mode="merge")  # type: ignore[arg-type]
@@ -62,7 +62,7 @@ def test_invalid_arguments(tmp_path: Path) -> None:
 def test_identifiers_of_tables() -> None:
     assert table_identifier("a.b.t") == ("a", "b", "t")
     for text in ("", "t", "a.", ".t", "a..t"):
-        with pytest.raises(BadRequest, match=r"namespace\.table"):
+        with pytest.raises(BadRequest, match=r"table must be NAMESPACE\.TABLE"):
             table_identifier(text)
 
 
@@ -78,5 +78,5 @@ def test_partitioning() -> None:
     assert parse_partition_by("day(_timestamp)") == PartitionBy("day", ("_timestamp",))
     assert parse_partition_by("bucket(8, id)") == PartitionBy("bucket", ("id",), 8)
     for text in ("bucket(0, id)", "hour(x)", "day()", ""):
-        with pytest.raises(BadRequest, match="the partitioning must be day"):
+        with pytest.raises(BadRequest, match="partition_by must be day"):
             parse_partition_by(text)
