@@ -35,19 +35,23 @@ RETRY_MS = 600_000
 """Maximum time for attempts to commit an interval, and for attempts to load the table."""
 
 
-def load_again(target: TargetTable, env: Env) -> TableState:
-    """Load the current version of a table that exists. Retry while its catalog is unavailable."""
+def load_when_available(target: TargetTable, env: Env) -> TableState | None:
+    """Load the current version of a table, if it exists. Retry while its catalog is unavailable."""
     backoff = Backoff(env, RETRY_MS)
     while True:
         try:
-            state = target.load()
+            return target.load()
         except Unavailable as error:
             if error.is_denied or not backoff.wait():
                 raise
-            continue
-        if state is None:
-            raise NotFound(f"table {target.name} was deleted while a topic was copied to it")
-        return state
+
+
+def load_again(target: TargetTable, env: Env) -> TableState:
+    """Load the current version of a table that exists. Retry while its catalog is unavailable."""
+    state = load_when_available(target, env)
+    if state is None:
+        raise NotFound(f"table {target.name} was deleted while a topic was copied to it")
+    return state
 
 
 def commit_interval(

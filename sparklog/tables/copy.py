@@ -32,7 +32,7 @@ from sparklog.log.read.topic_scan import Position, scan_ranges
 from sparklog.log.state.view import READ_COMMITTED, LogView, OffsetRange
 from sparklog.log.topic.root import RootView
 from sparklog.storage.retries import SETTLE_MS, Backoff
-from sparklog.tables.commits import commit_interval, load_again
+from sparklog.tables.commits import commit_interval, load_again, load_when_available
 from sparklog.tables.data_files import DataFileWriter
 from sparklog.tables.ddl import type_name
 from sparklog.tables.latest import LatestRows
@@ -170,6 +170,7 @@ class TableCopy:
         self._warn = warn
         self._decoder = row_decoder(options.rows, topic)
         self._max_offsets = options.max_offsets
+        self._is_loaded = False
         self.report = CopyReport(target.name)
 
     def copy_existing(self) -> CopyReport:
@@ -186,7 +187,7 @@ class TableCopy:
             ends: Offsets at which the copy ends. Partitions that are not included are not copied. If None, all
                 partitions are copied to their last stable offset.
         """
-        state = self._target.load() or self._create()
+        state = self._load() or self._create()
         if state.watermark is None and self._options.starting_offsets is None:
             raise BadRequest(
                 f"table {self._target.name} exists, but was not created by copying a topic: use another table, or set "
@@ -305,6 +306,14 @@ class TableCopy:
         return max(1, records * self._max_offsets // total)
 
     # -- the table
+
+    def _load(self) -> TableState | None:
+        """Load the current version of the table. If its catalog is unavailable at the start, its configuration may be
+        wrong. Later, wait for it.
+        """
+        state = load_when_available(self._target, self._env) if self._is_loaded else self._target.load()
+        self._is_loaded = True
+        return state
 
     def _create(self) -> TableState:
         options, decoder = self._options, self._decoder

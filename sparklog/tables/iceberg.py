@@ -15,6 +15,9 @@ of the commit. Both are wrong here. Another run may have copied the same records
 send a request twice, so that the first one succeeds and the second one is rejected. Deleting the manifests would then
 make the table unreadable. `_SingleAttempt` reports a rejected commit as an error that pyiceberg does not handle, and
 the table is loaded to find out whether it contains the snapshot.
+
+**SQL catalogs.** A database reports some failures by an SQLSTATE. If it says that the transaction was rolled back, the
+commit is a rejected commit. Any other error of a database, such as a lost connection, may follow a successful commit.
 """
 
 from __future__ import annotations
@@ -61,6 +64,7 @@ from pyiceberg.types import BinaryType, IntegerType, LongType, StringType
 
 from sparklog.errors import BadRequest, Conflict, NotFound, SparklogError, Unavailable
 from sparklog.tables import iceberg_schema
+from sparklog.tables.iceberg_catalog import error_text, sqlstate
 from sparklog.tables.merge import ExistingFile, batch_rows, commit_upsert
 from sparklog.tables.target import NewFile, NewOutput, RowChanges, TableLayout, TableState
 from sparklog.tables.watermark import COMMIT_ID, Watermark
@@ -77,6 +81,10 @@ TABLE_PROPERTIES = {
 """Properties of a new table."""
 COMPARABLE = (BinaryType, IntegerType, LongType, StringType)
 """Types whose bounds are represented by the same Python values as the values of Arrow."""
+ROLLED_BACK = ("40001", "40P01")
+"""SQLSTATEs of transactions that were certainly rolled back: serialization failure, deadlock."""
+MISSING_RIGHTS = ("25006", "42501")
+"""SQLSTATEs of statements that the role or the server may not execute: read-only transaction, missing privilege."""
 DENIED = (AuthorizationExpiredError, ForbiddenError, OAuthError, PermissionError, UnauthorizedError)
 
 
@@ -342,16 +350,18 @@ class IcebergTable:
         except NoSuchTableError:
             raise self._dropped() from None
         except BadRequestError as error:
-            raise BadRequest(f"the catalog rejected a commit to table {self.name}: {_text(error)}") from None
+            raise BadRequest(f"the catalog rejected a commit to table {self.name}: {error_text(error)}") from None
         except DENIED as error:
             raise self._denied("commit to", error) from error
         except TooManyRequestsError as error:
-            raise Unavailable(f"cannot commit to table {self.name}: {_text(error)}") from error
+            raise Unavailable(f"cannot commit to table {self.name}: {error_text(error)}") from error
         except Exception as error:  # Each catalog raises errors of its own libraries.
             # The client of REST catalogs has no exception for a table that does not exist.
             response = getattr(error.__cause__, "response", None)
             if isinstance(error, RESTError) and getattr(response, "status_code", None) == 404:
                 raise self._dropped() from None
+            if sqlstate(error) in MISSING_RIGHTS:
+                raise self._denied("commit to", error) from error
             raise self._unknown(error) from error
 
     def _check_rejected(self, error: _RejectedError) -> None:
@@ -367,7 +377,7 @@ class IcebergTable:
             if table.metadata.current_snapshot_id != snapshot.parent_snapshot_id:
                 # The requirement can no longer be met, so no delayed request can add the snapshot.
                 _delete_manifests(table, snapshot)
-        raise Conflict(f"another commit to table {self.name} came first: {_text(error.__cause__)}") from None
+        raise Conflict(f"another commit to table {self.name} came first: {error_text(error.__cause__)}") from None
 
     @contextmanager
     def _errors(self, action: str) -> Iterator[None]:
@@ -379,18 +389,21 @@ class IcebergTable:
         except DENIED as error:
             raise self._denied(action, error) from error
         except BadRequestError as error:
-            raise BadRequest(f"cannot {action} table {self.name}: {_text(error)}") from error
+            raise BadRequest(f"cannot {action} table {self.name}: {error_text(error)}") from error
         except Exception as error:  # Each catalog raises errors of its own libraries.
-            raise Unavailable(f"cannot {action} table {self.name}: {_text(error)}") from error
+            if sqlstate(error) in MISSING_RIGHTS:
+                raise self._denied(action, error) from error
+            raise Unavailable(f"cannot {action} table {self.name}: {error_text(error)}") from error
 
     def _denied(self, action: str, error: Exception) -> Unavailable:
-        return Unavailable(f"access denied: cannot {action} table {self.name}: {_text(error)}", is_denied=True)
+        return Unavailable(f"access denied: cannot {action} table {self.name}: {error_text(error)}", is_denied=True)
 
     def _dropped(self) -> NotFound:
         return NotFound(f"table {self.name} was dropped during the run: run the copy again to create it")
 
     def _unknown(self, error: Exception) -> Unavailable:
-        return Unavailable(f"the result of a commit to table {self.name} is unknown: {_text(error)}", is_unknown=True)
+        text = error_text(error)
+        return Unavailable(f"the result of a commit to table {self.name} is unknown: {text}", is_unknown=True)
 
 
 class _RejectedError(Exception):
@@ -424,6 +437,10 @@ class _SingleAttempt:
             return self._catalog.commit_table(table, requirements, updates)
         except CommitFailedException as error:
             raise _RejectedError(added) from error
+        except Exception as error:  # Each database driver has its own classes.
+            if sqlstate(error) in ROLLED_BACK:
+                raise _RejectedError(added) from error
+            raise
 
 
 def _names_in_file(table: Table, file_schema: pa.Schema, schema: pa.Schema) -> list[str | None]:
@@ -470,7 +487,3 @@ def _delete_manifests(table: Table, snapshot: Snapshot) -> None:
 
 def _summary(snapshot: Snapshot) -> dict[str, str]:
     return {} if snapshot.summary is None else snapshot.summary.additional_properties
-
-
-def _text(error: BaseException | None) -> str:
-    return str(error) or type(error).__name__

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
@@ -21,17 +21,43 @@ def open_catalog(name: str | None, properties: Mapping[str, str]) -> Catalog:
     except ImportError:
         raise BadRequest(f"Iceberg tables require pyiceberg: {install_command('iceberg')}") from None
     try:
-        catalog: Catalog = pyiceberg.load_catalog(name, **properties)
+        catalog: Catalog = _load(pyiceberg.load_catalog, name, properties)
     except SparklogError:
         raise
+    except OSError as error:
+        raise Unavailable(f"cannot open the Iceberg catalog: {error_text(error)}") from error
     except Exception as error:  # Each catalog raises errors of its own libraries.
-        if isinstance(error, OSError):
-            raise Unavailable(f"cannot open the Iceberg catalog: {error}") from error
+        cause = error.__cause__
+        if isinstance(cause, ModuleNotFoundError) and cause.name == "psycopg2":
+            command = install_command("iceberg-postgres")
+            raise BadRequest(f"Iceberg catalogs in PostgreSQL require psycopg2: {command}") from None
+        text = error_text(cause if isinstance(cause, ModuleNotFoundError) else error)
         properties_name = advice(python="properties", shell="--catalog-property")
         raise BadRequest(
-            f"cannot open the Iceberg catalog: {error}; configure it in .pyiceberg.yaml or with {properties_name}"
+            f"cannot open the Iceberg catalog: {text}; configure it in .pyiceberg.yaml or with {properties_name}"
         ) from error
     return catalog
+
+
+def _load(load: Callable[..., Any], name: str | None, properties: Mapping[str, str]) -> Any:
+    try:
+        return load(name, **properties)
+    except Exception as error:
+        # Creating the tables of a SQL catalog fails if another process creates them at the same time.
+        if not type(error).__module__.startswith("sqlalchemy"):
+            raise
+        return load(name, **properties)
+
+
+def error_text(error: BaseException | None) -> str:
+    """Return the message of an error in one line. For an error of a database, this is the message of its driver."""
+    return " ".join(str(getattr(error, "orig", None) or error).split()) or type(error).__name__
+
+
+def sqlstate(error: Exception) -> str | None:
+    """Return the code of an error of a database, as defined in the SQL standard, or None if it has no code."""
+    cause = getattr(error, "orig", None)
+    return getattr(cause, "pgcode", None) or getattr(cause, "sqlstate", None)
 
 
 def table_identifier(table: str) -> tuple[str, ...]:

@@ -1,4 +1,4 @@
-"""Catalogs for tests of Iceberg tables: in memory, SQLite, and REST over HTTP."""
+"""Catalogs for tests of Iceberg tables: in memory, SQLite, PostgreSQL, and REST over HTTP."""
 
 from __future__ import annotations
 
@@ -34,7 +34,11 @@ def new_id() -> str:
 
 
 def sqlite_properties(directory: Path) -> dict[str, str]:
-    return {"type": "sql", "uri": f"sqlite:///{directory}/catalog.db", "warehouse": f"file://{directory}/warehouse"}
+    return sql_properties(directory, f"sqlite:///{directory}/catalog.db")
+
+
+def sql_properties(directory: Path, uri: str) -> dict[str, str]:
+    return {"type": "sql", "uri": uri, "warehouse": f"file://{directory}/warehouse"}
 
 
 @contextmanager

@@ -36,8 +36,8 @@ from sparklog.tables.rows import RowOptions
 from sparklog.tables.target import NewOutput, TargetTable
 from sparklog.transactions.producer import transactional
 
-TableKind = Literal["delta", "sqlite", "rest"]
-TABLES: tuple[TableKind, ...] = ("delta", "sqlite", "rest")
+TableKind = Literal["delta", "sqlite", "postgres", "rest"]
+TABLES: tuple[TableKind, ...] = ("delta", "sqlite", "postgres", "rest")
 TOPIC, PARTITIONS, KEYS = "orders", 2, 8
 SCHEMA = "n INT, k INT"
 NAMESPACE = ("shop", "orders")
@@ -94,7 +94,7 @@ class _WithWrite:
 
 @dataclass(frozen=True)
 class Place:
-    """Where the root and the table of a series are. `uri` is the address of the REST catalog."""
+    """Where the root and the table of a series are. `uri` is the address of a REST catalog or of a database."""
 
     directory: str
     kind: TableKind
@@ -124,13 +124,13 @@ class Place:
         from pyiceberg.catalog.sql import SqlCatalog
 
         from sparklog.tables.iceberg import IcebergTable
-        from tests.tables.iceberg_catalogs import new_id, sqlite_properties
+        from tests.tables.iceberg_catalogs import new_id, sql_properties
 
         if self.kind == "rest":
             with RestCatalog("test", type="rest", uri=self.uri) as catalog:
                 yield IcebergTable(catalog, NAMESPACE, new_id)
             return
-        with SqlCatalog("test", **sqlite_properties(Path(self.directory))) as sql:
+        with SqlCatalog("test", **sql_properties(Path(self.directory), self.uri)) as sql:
             yield IcebergTable(sql, NAMESPACE, new_id)
 
 
@@ -271,7 +271,12 @@ def run_series(kind: TableKind, kills: int, seed: int, directory: Path, *, is_up
     Raises `AssertionError` if the rows are wrong.
     """
     with ExitStack() as stack:
-        uri = ""
+        uri = f"sqlite:///{directory}/catalog.db"
+        if kind == "postgres":
+            from tests.support.servers.postgres import running_postgres
+
+            server = stack.enter_context(running_postgres())
+            uri = server.uri(server.create_database())
         if kind == "rest":
             from tests.tables.iceberg_catalogs import open_catalog
 

@@ -9,7 +9,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from sparklog.errors import BadRequest, Conflict, NotFound
+from sparklog.errors import BadRequest, Conflict, NotFound, Unavailable
 from sparklog.log.topic.root import Root, RootView
 from sparklog.log.topic.topic import Topic
 from sparklog.tables import copy as copy_module
@@ -348,3 +348,25 @@ def test_records_that_are_deleted_while_they_are_read_are_reported(root: Root, c
     copy = TableCopy(RootView(root), "t", MemoryTable(catalog, "t", delete), TableCopyOptions())
     with pytest.raises(BadRequest, match="offsets 0 to 0 of t-0 were deleted before they were copied"):
         copy.copy_existing()
+
+
+def test_copy_waits_for_a_catalog_that_becomes_unavailable(root: Root, catalog: MemoryCatalog) -> None:
+    """A catalog that is unavailable from the start may have a wrong configuration, which is an error."""
+    append(root.create_topic("t"), b"a")
+    failures = 3
+
+    def step(what: str) -> None:
+        nonlocal failures
+        if what == "load" and failures:
+            failures -= 1
+            raise Unavailable("the database restarts")
+
+    copy = TableCopy(RootView(root), "t", MemoryTable(catalog, "t", step), TableCopyOptions())
+    for _ in range(3):
+        with pytest.raises(Unavailable):
+            copy.copy_existing()
+    assert copy.copy_existing().commits == 1
+    append(root.topic("t"), b"b")
+    failures = 3
+    assert copy.copy_existing().commits == 2
+    assert failures == 0
