@@ -187,6 +187,6 @@ def look(query: Any, seen: dict[int, float]) -> None:
 def memory_mib() -> dict[str, float]:
     """Resident MiB by kind of process."""
     total: defaultdict[str, float] = defaultdict(float)
-    for process in tree():
+    for process in tree().values():
         total[process.kind] += process.resident_mib
     return total

@@ -6,7 +6,7 @@ import os
 import sys
 import time
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -59,20 +59,36 @@ class Timing:
 
 def timed(action: Callable[[], object]) -> Timing:
     """Run once. An action that returns a `Timing` has taken the time itself, and the CPU seconds if it has any."""
-    cpu, wall = tree_cpu_by_process(), time.perf_counter()
+    before, wall = tree(), time.perf_counter()
     result = action()
     wall = time.perf_counter() - wall
     if isinstance(result, Timing) and result.by_process:
         return result
-    after = tree_cpu_by_process()
-    spent = {kind: round(used - cpu[kind], 3) for kind, used in after.items() if used > cpu[kind]}
+    spent = spent_by_process(before, tree())
     timing = result if isinstance(result, Timing) else Timing(wall)
     return replace(timing, cpu=sum(spent.values()), by_process=spent)
 
 
+def spent_by_process(before: Mapping[int, Process], after: Mapping[int, Process]) -> dict[str, float]:
+    """Return the CPU seconds between two calls of `tree` by kind of process.
+
+    Processes are compared one by one, because Spark ends Python workers that have been idle for a minute: their CPU
+    seconds are missing in the second tree. `ended` are tools and other children of the driver that have ended.
+    `commands` are ended children of the JVM: Hadoop starts commands such as `chmod` for each file of a checkpoint, and
+    Spark starts a Python process for each streaming source.
+    """
+    spent: defaultdict[str, float] = defaultdict(float)
+    for pid, process in after.items():
+        earlier = before.get(pid, Process(process.kind, 0.0, 0.0, 0.0))
+        spent[process.kind] += process.cpu - earlier.cpu
+        ended = {"driver": "ended", "jvm": "commands"}.get(process.kind, process.kind)
+        spent[ended] += process.ended - earlier.ended
+    return {kind: round(seconds, 3) for kind, seconds in spent.items() if seconds > 0}
+
+
 def tree_cpu() -> float:
     """CPU seconds of this process and all its descendants, ended children included (Linux)."""
-    return sum(tree_cpu_by_process().values())
+    return sum(process.cpu + process.ended for process in tree().values())
 
 
 @dataclass(frozen=True)
@@ -85,8 +101,8 @@ class Process:
     resident_mib: float
 
 
-def tree() -> list[Process]:
-    """This process and all its descendants (Linux).
+def tree() -> dict[int, Process]:
+    """This process and all its descendants by process id (Linux).
 
     Kinds: `driver` (this one), `jvm` (Spark), `python` (its workers), `broker`, `server` (`sparklog serve`), `ended`
     (tools).
@@ -104,23 +120,14 @@ def tree() -> list[Process]:
             cpu, ended = (ticks[0] + ticks[1]) / TICKS, (ticks[2] + ticks[3]) / TICKS
             parents[pid] = int(fields[1])
             processes[pid] = Process(_kind(pid, command), cpu, ended, int(fields[21]) * PAGE / 2**20)
-    members = []
+    members = {}
     for pid, process in processes.items():
         ancestor = pid
         while ancestor not in (0, os.getpid()):
             ancestor = parents.get(ancestor, 0)
         if ancestor:
-            members.append(process)
+            members[pid] = process
     return members
-
-
-def tree_cpu_by_process() -> defaultdict[str, float]:
-    """CPU seconds by kind of process; `ended`: children of this process that have ended."""
-    total: defaultdict[str, float] = defaultdict(float)
-    for process in tree():
-        total[process.kind] += process.cpu
-        total[{"driver": "ended", "jvm": "python"}.get(process.kind, process.kind)] += process.ended
-    return total
 
 
 def _kind(pid: int, command: bytes) -> str:
