@@ -94,7 +94,7 @@ LIGHT = (
     "sparklog.datasource.data_source",
     "pyspark_sparklog",
 )
-HEAVY = ("numba", "pandas", "zstandard", "lz4", "snappy")
+HEAVY = ("numba", "llvmlite", "pandas", "zstandard", "lz4", "snappy")
 
 
 def modules(package: str) -> Iterator[tuple[str, Path]]:

@@ -176,13 +176,13 @@ def check_kernels() -> Check:
     """Check that compiled kernels are cached, so that processes do not have to compile them."""
     fix = f"{sys.executable} -m sparklog.format.kernels.warm"
     try:
-        from sparklog.format.kernels.native_kernels import CACHE_DIRECTORY
+        from sparklog.format.kernels.machine_code import CACHE_DIRECTORY, SUFFIX
     except ImportError as error:
         return Check("kernels", FAIL, f"failed to load the kernels: {error}", "see the packages check")
     if CACHE_DIRECTORY is None:
         message = "no writable directory for compiled kernels, so each process compiles them again, which takes 30 s"
         return Check("kernels", WARN, message, "export TMPDIR=<a writable directory>")
-    compiled = sum(name.endswith(".nbc") for _, _, names in os.walk(CACHE_DIRECTORY) for name in names)
+    compiled = sum(name.endswith(SUFFIX) for _, _, names in os.walk(CACHE_DIRECTORY) for name in names)
     if not compiled:
         return Check("kernels", WARN, f"there are no compiled kernels in {CACHE_DIRECTORY}", fix)
     return Check("kernels", OK, f"{compiled} compiled kernels in {CACHE_DIRECTORY}")

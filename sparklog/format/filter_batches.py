@@ -158,8 +158,9 @@ def _with_append_time(windows: ByteArray, headers: BatchHeaders, times: Int64Arr
     position = headers.position[rows]
     following = headers.size[rows] - (_MAX_TIMESTAMP + 8)
     changed: Int64Array = headers.max_timestamp[rows] ^ times[rows]
-    crc = headers.crc.copy()
-    crc[rows] = change_crcs(crc[rows], changed, following)
+    crc, crcs = headers.crc.copy(), headers.crc[rows]
+    change_crcs(crcs, changed, following)
+    crc[rows] = crcs
     windows[position, _MAX_TIMESTAMP : _MAX_TIMESTAMP + 8] = times[rows].astype(">i8").view(np.uint8).reshape(-1, 8)
     windows[position, _CRC : _CRC + 4] = crc[rows].astype(">u4").view(np.uint8).reshape(-1, 4)
     return replace(headers, crc=crc, max_timestamp=_with(headers.max_timestamp, rows, times))

@@ -283,9 +283,10 @@ async def serve_until_signal(log: ServedLog, options: ServeOptions, ready: Calla
 def _load_kernels() -> None:
     """Load the compiled kernel that validates batches, without long pauses of the other threads.
 
-    Loading takes half a second, during which threads compete for the interpreter lock. Therefore this thread releases
-    the lock more often. A garbage collection of all objects would stop all threads for about 0.1 s, so collections are
-    paused. Most objects of numba exist as long as the process, so later collections ignore the existing objects.
+    If the kernel is in the cache, loading it takes 50 ms. Otherwise numba compiles it for several seconds, during which
+    threads compete for the interpreter lock. Therefore this thread releases the lock more often. A garbage collection
+    of all objects would stop all threads for about 0.1 s, so collections are paused. Most objects of numba exist as
+    long as the process, so later collections ignore the existing objects.
     """
     from sparklog.format.kernels.kernel_choice import preload
     from sparklog.format.kernels.record_kernels import check_records

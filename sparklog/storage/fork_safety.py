@@ -6,12 +6,12 @@ a `ForkLock`. The guarded state must be usable at any point of a critical sectio
 entries may be missing.
 
 Python holds a lock per module during its import, pyarrow holds locks while it imports pandas for its first array, and
-numba holds a lock while it compiles. These locks cannot be released in the child, where this work is incomplete.
+a kernel is loaded or compiled under a lock. These locks cannot be released in the child, where this work is incomplete.
 Therefore a fork waits until no other thread imports or compiles.
 
 Spark's worker daemon calls `gc.collect()` after every task. This takes 28 ms for the objects of pyspark, numpy and
-pyarrow, and several times as long once numba is loaded. The collector skips frozen objects. Freezing all objects after
-the first use in a worker reduces the Python CPU time of a small micro-batch from 250 ms to 48 ms.
+pyarrow, and several times as long if numba has compiled a kernel. The collector skips frozen objects. Freezing all
+objects after the first use in a worker reduces the Python CPU time of a small micro-batch from 250 ms to 48 ms.
 """
 
 from __future__ import annotations
@@ -87,14 +87,15 @@ def _imports_elsewhere() -> bool:
 
 
 def _compiles_elsewhere() -> bool:
-    """Return True if another thread holds numba's lock."""
+    """Return True if another thread loads or compiles a kernel, or holds numba's lock."""
+    kernels = sys.modules.get("sparklog.format.kernels.machine_code")
     numba = sys.modules.get("numba.core.compiler_lock")
-    lock = getattr(getattr(numba, "global_compiler_lock", None), "_lock", None)
-    if lock is None:
-        return False
-    if not lock.acquire(blocking=False):
-        return True
-    lock.release()
+    numba_lock = getattr(getattr(numba, "global_compiler_lock", None), "_lock", None)
+    for lock in (getattr(kernels, "LOADING", None), numba_lock):
+        if lock is not None:
+            if not lock.acquire(blocking=False):
+                return True
+            lock.release()
     return False
 
 
@@ -165,11 +166,11 @@ class ForkGuard:
 def freeze_gc(after: str, kernels: int = 0) -> None:
     """Exempt all existing objects from garbage collection, once per process for each kind of work.
 
-    `kernels` is the number of kernels that have been loaded, because a small first task may be interpreted, and numba
-    has more objects than all other libraries together. Loading numba leaves 25,000 objects in reference cycles, so
-    collect them before freezing. Other imports leave no cycles, so skip the collection, which would add 25 ms to the
+    `kernels` is the number of kernels that have been loaded, because a small first task may be interpreted, and loading
+    kernels imports further modules. Compiling a kernel imports numba, which leaves 25,000 objects in reference cycles,
+    so collect them before freezing. Other imports leave no cycles, so skip the collection, which would add 25 ms to the
     start of a query.
     """
-    if kernels:
+    if kernels and "numba" in sys.modules:
         gc.collect()
     gc.freeze()

@@ -221,21 +221,21 @@ def test_missing_and_outdated_packages_fail(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_kernels_that_fail_to_load(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "sparklog.format.kernels.native_kernels", None)
+    monkeypatch.setitem(sys.modules, "sparklog.format.kernels.machine_code", None)
     finding = check_kernels()
     assert (finding.check, finding.status, finding.fix) == ("kernels", FAIL, "see the packages check")
     assert "failed to load the kernels" in finding.found
 
 
 def test_uncompiled_or_uncached_kernels_are_a_warning(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    from sparklog.format.kernels import native_kernels
+    from sparklog.format.kernels import machine_code
 
-    assert warm.warm_up() == native_kernels.CACHE_DIRECTORY
+    assert warm.warm_up() == machine_code.CACHE_DIRECTORY
     assert check_kernels().status == OK
-    monkeypatch.setattr(native_kernels, "CACHE_DIRECTORY", str(tmp_path))
+    monkeypatch.setattr(machine_code, "CACHE_DIRECTORY", str(tmp_path))
     cold = check_kernels()
     assert (cold.status, cold.fix) == (WARN, f"{sys.executable} -m sparklog.format.kernels.warm")
-    monkeypatch.setattr(native_kernels, "CACHE_DIRECTORY", None)
+    monkeypatch.setattr(machine_code, "CACHE_DIRECTORY", None)
     assert "compiles them again" in check_kernels().found
 
 

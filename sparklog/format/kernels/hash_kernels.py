@@ -20,8 +20,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
-
 from sparklog.format.kernels.encode_kernels import cell
 from sparklog.format.kernels.kernel_choice import kernel
 from sparklog.format.kernels.kernel_memory import (
@@ -78,32 +76,26 @@ def join_crcs(crcs: Any, lengths: Any) -> int:
     return total
 
 
-@kernel(INT64(INT64_IN, INT64_IN, INT64_IN))
-def change_crcs(crcs: Any, changes: Any, following: Any) -> Any:
-    """Return the CRC-32Cs of several pieces of data after a big-endian int64 in each piece was xor-ed with `changes`.
+@kernel(VOID(INT64, INT64_IN, INT64_IN))
+def change_crcs(crcs: Any, changes: Any, following: Any) -> None:
+    """Update the CRC-32Cs of several pieces of data after a big-endian int64 in each piece was xor-ed with `changes`.
 
     `following` is the number of bytes after the int64.
     """
-    powers = np.empty(64, np.int64)
-    power = ONE >> 8  # x^8, for one byte
-    for bit in range(64):
-        powers[bit] = power
-        power = multiply(power, power)
-    out = np.empty(len(crcs), np.int64)
     for batch in range(len(crcs)):
         state = 0
         for byte in range(8):
             state ^= (changes[batch] >> (56 - 8 * byte)) & 0xFF
             for _ in range(8):
                 state = (state >> 1) ^ POLYNOMIAL if state & 1 else state >> 1
-        remaining, bit = following[batch], 0
+        remaining = following[batch]
+        power = ONE >> 8  # x^8, for one byte
         while remaining > 0:
             if remaining & 1:
-                state = multiply(powers[bit], state)
+                state = multiply(power, state)
+            power = multiply(power, power)
             remaining >>= 1
-            bit += 1
-        out[batch] = crcs[batch] ^ state
-    return out
+        crcs[batch] ^= state
 
 
 WORD_MASK = 0xFFFFFFFF

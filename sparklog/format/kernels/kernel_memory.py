@@ -39,6 +39,21 @@ class Kind:
     def __call__(self, *parameters: Kind) -> Signature:
         return Signature(self, parameters)
 
+    def check(self, argument: Any) -> Any:
+        """Return an integer argument as a Python integer, or an array unchanged. Raises TypeError if the array does not
+        have this type.
+        """
+        if not self.dimensions:
+            return int(argument)
+        flags = argument.flags
+        is_this = argument.dtype == _DTYPES[self.dtype] and argument.ndim == self.dimensions and flags.c_contiguous
+        if not is_this or (self.writable and not flags.writeable) or not isinstance(argument, np.ndarray):
+            raise TypeError(f"a kernel expected {self}, found {argument.dtype}[{argument.ndim}] with {flags}")
+        return argument
+
+
+_DTYPES = {name: np.dtype(name) for name in ("uint8", "int32", "int64")}
+
 
 @dataclass(frozen=True, slots=True)
 class Signature:

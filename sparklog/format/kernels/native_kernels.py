@@ -1,30 +1,26 @@
-"""Compile kernels to machine code with numba. This module also contains the memory access by address and the cache of
-compiled kernels.
+"""Compile kernels to machine code with numba. This module also contains the memory access by address.
 
 Numba's arrays have costs: a check for negative indices on every access, overlap checks in slice assignments, and atomic
 reference counts if an array is passed to a function inside a branch. Therefore kernels convert their arrays to
 addresses once, and work on integers. Each intrinsic below compiles to a single load or store. The intrinsics do not
 check addresses. Every kernel compares positions with bounds before it reads, so that malicious input cannot cause harm.
 
-Importing this module loads numba, so only `kernel_choice` imports it, and decides when loading is worthwhile.
+Importing this module loads numba, so `machine_code` imports it only if a kernel is not in the cache.
 """
 
 from __future__ import annotations
 
-import hashlib
-import os
-import shutil
-import tempfile
 from collections.abc import Callable
-from pathlib import Path
 from types import FunctionType
 from typing import Any
 
-import numba
 from llvmlite import ir  # type: ignore[import-untyped]
 from numba import njit, types
-from numba.core import cgutils
+from numba.core import cgutils, compiler
+from numba.core.compiler_lock import global_compiler_lock
+from numba.core.registry import cpu_target
 from numba.extending import intrinsic
+from numba.np.arrayobj import populate_array
 
 from sparklog.format.kernels import kernel_memory
 from sparklog.format.kernels.kernel_memory import Kind, Signature, helpers
@@ -250,68 +246,69 @@ def _sip_rounds(builder: Any, state: Any, count: int) -> Any:
     return v0, v1, v2, v3
 
 
-def _digest() -> str:
-    """Return a hash of the sources of all kernels, including the kernels of packages above this package.
+def object_code(function: Callable[..., Any], signature: Signature) -> tuple[str, bytes]:
+    """Compile a kernel. Return the name of a function and an object file that contains it.
 
-    Numba's cache does not detect a change of a helper in another module, so the hash is part of the name of the cache
-    directory.
+    The parameters of the function are int64. An array is passed as the address of its numpy object. Raises RuntimeError
+    if the object file would refer to code outside of it.
     """
-    state = hashlib.sha256(numba.__version__.encode())
-    for path in sorted(Path(__file__).parents[2].rglob("*kernel*.py")):
-        state.update(path.read_bytes())
-    return state.hexdigest()[:16]
+    flags = compiler.Flags()
+    flags.no_cpython_wrapper = flags.no_cfunc_wrapper = True
+    flags.error_model = "numpy"  # A division by zero is not an exception.
+    kernel = njit(nogil=True, forceinline=True)(_native(function))
+    with global_compiler_lock:
+        result = compiler.compile_extra(
+            cpu_target.typing_context, cpu_target.target_context, _entry(kernel, signature),
+            (types.int64,) * len(signature.parameters), types.int64, flags, {},
+        )  # fmt: skip
+        functions = list(result.library._final_module.functions)
+        outside = [each.name for each in functions if each.is_declaration and not each.name.startswith("llvm.")]
+        if outside:
+            raise RuntimeError(f"kernel {function.__name__} refers to {', '.join(outside)}")
+        return str(result.fndesc.llvm_func_name), bytes(result.library._get_compiled_object())
 
 
-def _private_directory(name: str) -> Path:
-    """Create a temporary directory that no other user can write to, because the process runs the cached kernels."""
-    path = Path(tempfile.gettempdir()) / f"{name}-{os.getuid() if hasattr(os, 'getuid') else 'user'}"
-    path.mkdir(mode=0o700, exist_ok=True)
-    status = path.lstat()
-    ours = not hasattr(os, "getuid") or status.st_uid == os.getuid()
-    safe = ours and not path.is_symlink() and not status.st_mode & 0o022
-    return path if safe else Path(tempfile.mkdtemp(prefix=name))
+def _entry(kernel: Any, signature: Signature) -> Any:
+    """Return a function of int64 that calls a kernel."""
+    names: dict[str, Any] = {"kernel": kernel}
+    arguments = []
+    for index, kind in enumerate(signature.parameters):
+        names[f"array_{index}"] = _array(kind)
+        arguments.append(f"array_{index}(a{index})" if kind.dimensions else f"a{index}")
+    parameters = ", ".join(f"a{index}" for index in range(len(arguments)))
+    returned = "" if signature.result.dtype == "void" else "return "
+    # The number of parameters differs, and numba does not compile functions with a variable number of them.
+    exec(f"def entry({parameters}):\n    {returned}kernel({', '.join(arguments)})\n    return 0", names)
+    return names["entry"]
 
 
-def cache_directory(package: Path | None = None) -> str | None:
-    """Return the directory of compiled kernels, or None if no directory is writable.
+def _array(kind: Kind) -> Any:
+    """Return an intrinsic that returns numba's array of a numpy object, whose address is its argument."""
 
-    The directory is in `__pycache__` of the package, or is a private temporary directory if the installation is
-    read-only. In this case, the cache of the installation is copied, so that no kernel is compiled again.
-    """
-    try:
-        name = f"kernels-{_digest()}"
-        preferred = (package or Path(__file__).parent) / "__pycache__" / name
-        try:
-            preferred.mkdir(parents=True, exist_ok=True)
-            with tempfile.TemporaryFile(dir=preferred):
-                return str(preferred)
-        except OSError:
-            fallback = _private_directory("sparklog-kernels") / name
-            if preferred.is_dir() and not fallback.exists():
-                shutil.copytree(preferred, fallback)
-            fallback.mkdir(exist_ok=True)
-            return str(fallback)
-    except OSError:
-        return None
+    @intrinsic  # type: ignore[untyped-decorator]
+    def array(typing_context: Any, pointer: Any) -> Any:
+        def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+            def word(start: Any, index: int) -> Any:
+                return builder.load(builder.inttoptr(builder.add(start, _int64(8 * index)), _int64.as_pointer()))
 
+            # The fields of a numpy array: data, number of dimensions, shape, strides.
+            fields = builder.add(args[0], _int64(object.__basicsize__))
+            shape, strides = word(fields, 2), word(fields, 3)
+            made = context.make_array(kind_type)(context, builder)
+            populate_array(
+                made,
+                data=builder.inttoptr(word(fields, 0), made.data.type),
+                shape=[word(shape, index) for index in range(kind_type.ndim)],
+                strides=[word(strides, index) for index in range(kind_type.ndim)],
+                itemsize=context.get_abi_sizeof(context.get_data_type(kind_type.dtype)),
+                meminfo=None,
+            )
+            return made._getvalue()
 
-CACHE_DIRECTORY = cache_directory()
+        return kind_type(types.int64), codegen
 
-
-def compiled(function: Callable[..., Any], signature: Signature) -> Callable[..., Any]:
-    """Return a kernel compiled for this signature, from the disk cache if possible. The kernel runs without the GIL."""
-    native_function = _native(function)
-    kinds = _type(signature.result)(*map(_type, signature.parameters))
-    if CACHE_DIRECTORY is not None:
-        before = numba.config.CACHE_DIR
-        numba.config.CACHE_DIR = CACHE_DIRECTORY
-        try:
-            return njit(kinds, cache=True, nogil=True)(native_function)  # type: ignore[no-any-return]
-        except (RuntimeError, OSError):  # If numba finds no directory, or the disk is full, compile without a cache.
-            pass
-        finally:
-            numba.config.CACHE_DIR = before
-    return njit(kinds, nogil=True)(native_function)  # type: ignore[no-any-return]
+    kind_type = _type(kind)
+    return array
 
 
 def native(function: Callable[..., Any]) -> Callable[..., Any]:

@@ -21,7 +21,7 @@ def warm_up() -> str | None:
 
     Return the cache directory, or None if there is none.
     """
-    from sparklog.format.kernels.native_kernels import CACHE_DIRECTORY
+    from sparklog.format.kernels.machine_code import CACHE_DIRECTORY
 
     for name in KERNEL_MODULES:
         for member in vars(import_module(name)).values():

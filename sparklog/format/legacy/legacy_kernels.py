@@ -21,6 +21,7 @@ from sparklog.format.kernels.kernel_memory import (
     INT64_IN,
     SLACK,
     TABLE,
+    VOID,
     address,
     crc32,
     helper,
@@ -119,14 +120,12 @@ def find_messages(data: Any, start: int, table: Any, state: Any) -> int:
     return count
 
 
-@kernel(INT64(BYTES_IN, INT64_IN, INT64_IN, INT64_IN))
-def message_crcs(data: Any, position: Any, size: Any, table: Any) -> Any:
-    """Return the expected CRC-32 of each message. `position` is the position where its entry begins."""
+@kernel(VOID(BYTES_IN, INT64_IN, INT64_IN, INT64_IN, INT64))
+def message_crcs(data: Any, position: Any, size: Any, table: Any, out: Any) -> None:
+    """Write the expected CRC-32 of each message to `out`. `position` is the position where its entry begins."""
     origin, table_at = address(data), address(table)
-    out = np.empty(len(position), np.int64)
     for row in range(len(position)):
         out[row] = crc32(origin + position[row] + CRC_START, size[row] - CRC_START, table_at)
-    return out
 
 
 @helper

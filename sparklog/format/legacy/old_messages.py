@@ -173,7 +173,9 @@ def crc_failures(data: BytesLike, headers: BatchHeaders) -> Int64Array:
     actual = headers.crc.copy()
     short = np.flatnonzero(~long)
     crcs = kernels.message_crcs.sized(len(short))
-    actual[short] = crcs(source, headers.position[short], headers.size[short], kernels.CRC_TABLE)
+    computed = np.empty(len(short), np.int64)
+    crcs(source, headers.position[short], headers.size[short], kernels.CRC_TABLE, computed)
+    actual[short] = computed
     view = source.data
     for row in np.flatnonzero(long).tolist():
         actual[row] = _crc_of(view, headers, row)
