@@ -13,8 +13,9 @@ import copy
 import logging
 import threading
 from collections import defaultdict
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Callable, Generator, Mapping, Sequence
 from concurrent.futures import Future
+from contextlib import suppress
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -60,6 +61,10 @@ class BatchResult:
         self.condition = threading.Condition()
         self.watched: defaultdict[int, list[RecordFuture]] = defaultdict(list)
         """The futures that have callbacks or are awaited by functions of `concurrent.futures`, by row."""
+        self._awaited: defaultdict[asyncio.AbstractEventLoop, list[tuple[int, asyncio.Future[None]]]] = defaultdict(
+            list
+        )
+        """The futures of coroutines that await a record, with its row, by event loop."""
         self._rejected: dict[int, SparklogError] = {}
         self._failure: SparklogError | None = None
         self._positions: RecordPositions | None = None
@@ -78,6 +83,17 @@ class BatchResult:
             return None
         partition, offset, timestamp = (int(column[row]) for column in positions)
         return RecordMetadata(self.topic, partition, offset, timestamp, is_repeat=partition < 0)
+
+    def done_in_loop(self, row: int) -> asyncio.Future[None]:
+        """Return a future of the running event loop, which is done when a record is done."""
+        loop = asyncio.get_running_loop()
+        future: asyncio.Future[None] = loop.create_future()
+        with self.condition:
+            if self.is_done(row):
+                future.set_result(None)
+            else:
+                self._awaited[loop].append((row, future))
+        return future
 
     def succeed(self, positions: RecordPositions) -> None:
         """Set the positions of the records that have not failed."""
@@ -105,6 +121,7 @@ class BatchResult:
         """
         self.condition = threading.Condition()
         self.watched.clear()
+        self._awaited.clear()
         self._failure = error
 
     def _notify(self) -> None:
@@ -115,8 +132,28 @@ class BatchResult:
             for future in futures:
                 future._notify_waiters()
             self.condition.notify_all()
+            awaited = [(loop, self._pop_awaited(loop)) for loop in list(self._awaited)]
+        for loop, done in awaited:
+            # One call per event loop instead of one per record.
+            with suppress(RuntimeError):  # The loop is closed.
+                loop.call_soon_threadsafe(_set_done, done)
         for future in futures:
             future._call_callbacks()
+
+    def _pop_awaited(self, loop: asyncio.AbstractEventLoop) -> list[asyncio.Future[None]]:
+        """Remove and return the futures of an event loop whose records are done. The caller holds the condition."""
+        awaited = self._awaited.pop(loop)
+        pending = [(row, future) for row, future in awaited if not self.is_done(row)]
+        if pending:
+            self._awaited[loop] = pending
+        return [future for row, future in awaited if self.is_done(row)]
+
+
+def _set_done(futures: Sequence[asyncio.Future[None]]) -> None:
+    for future in futures:
+        # A coroutine that was cancelled has cancelled its future.
+        if not future.done():
+            future.set_result(None)
 
 
 class RecordFuture(Future[RecordMetadata]):
@@ -193,7 +230,13 @@ class RecordFuture(Future[RecordMetadata]):
                 _LOG.exception("a callback for a record of the producer failed")
 
     def __await__(self) -> Generator[Any, None, RecordMetadata]:
-        return asyncio.wrap_future(self).__await__()
+        yield from self._wait_in_loop()
+        return self.result(0)
+
+    def _wait_in_loop(self) -> Generator[Any, None, None]:
+        """Wait until the record is done, in a coroutine."""
+        if not self._batch.is_done(self._row):
+            yield from self._batch.done_in_loop(self._row)
 
     def cancel(self) -> bool:
         """Return False, because a sent record cannot be cancelled."""
