@@ -12,11 +12,13 @@ import asyncio
 import copy
 import logging
 import threading
+from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Callable, Generator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
-from typing import Any, NamedTuple
+from itertools import accumulate
+from typing import Any, NamedTuple, overload
 
 import numpy as np
 import numpy.typing as npt
@@ -154,6 +156,14 @@ def _set_done(futures: Sequence[asyncio.Future[None]]) -> None:
         # A coroutine that was cancelled has cancelled its future.
         if not future.done():
             future.set_result(None)
+
+
+class RowSpan(NamedTuple):
+    """Consecutive records of a batch."""
+
+    batch: BatchResult
+    first_row: int
+    rows: int
 
 
 class RecordFuture(Future[RecordMetadata]):
@@ -315,3 +325,36 @@ class RecordFuture(Future[RecordMetadata]):
 
         self.add_done_callback(call_if_failed)
         return self
+
+
+class RecordFutures(Sequence[RecordFuture]):
+    """The futures of the records of one call of `Producer.send_many`, in order. A future is created when you get it."""
+
+    def __init__(self, spans: Sequence[RowSpan]) -> None:
+        self._spans = spans
+        self._ends = list(accumulate(span.rows for span in spans))
+
+    def __repr__(self) -> str:
+        return f"RecordFutures({len(self)} records)"
+
+    def __await__(self) -> Generator[Any, None, list[RecordMetadata]]:
+        """Wait until all records are done, and return their metadata. Raises the error of the first failed record."""
+        for future in self:
+            yield from future._wait_in_loop()
+        return [future.result(0) for future in self]
+
+    def __len__(self) -> int:
+        return self._ends[-1] if self._ends else 0
+
+    @overload
+    def __getitem__(self, index: int) -> RecordFuture: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[RecordFuture]: ...
+    def __getitem__(self, index: int | slice) -> RecordFuture | list[RecordFuture]:
+        rows = range(len(self))[index]
+        return self._future(rows) if isinstance(rows, int) else [self._future(row) for row in rows]
+
+    def _future(self, row: int) -> RecordFuture:
+        number = bisect_right(self._ends, row)
+        span = self._spans[number]
+        return RecordFuture(span.batch, span.first_row + row - (self._ends[number] - span.rows))
