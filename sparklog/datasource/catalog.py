@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from sparklog.datasource.option_table import TOPIC_CONFIG, find_option
@@ -75,12 +76,14 @@ def complete_topic_options(options: Mapping[str, str]) -> dict[str, str]:
     return both
 
 
-def columns_with_options(names: Sequence[str], options: Mapping[str, str], value: DataType | None = None) -> StructType:
+def columns_with_options(
+    names: Sequence[str], options: Mapping[str, str], decoded: Mapping[str, DataType] = MappingProxyType({})
+) -> StructType:
     """Return the columns of a new table, with the options of the table in the metadata.
 
     Options without effect are omitted, because they may contain broker passwords, which would be visible in the schema.
     """
-    schema = columns_of_types(names, value)
+    schema = columns_of_types(names, decoded)
     used = {
         name: text
         for name, text in options.items()
@@ -90,8 +93,8 @@ def columns_with_options(names: Sequence[str], options: Mapping[str, str], value
     return schema
 
 
-def columns_of_types(names: Sequence[str], value: DataType | None) -> StructType:
-    """Return columns with their types. `value` is the type of the column `value`, or None for binary.
+def columns_of_types(names: Sequence[str], decoded: Mapping[str, DataType]) -> StructType:
+    """Return columns with their types. `decoded` contains the types of decoded columns.
 
     The types are constructed one by one, because a worker does not have a parser for Spark types.
     """
@@ -106,10 +109,7 @@ def columns_of_types(names: Sequence[str], value: DataType | None) -> StructType
         "timestamp": types.TimestampType(),
         SPARK_TYPES["headers"]: types.ArrayType(header),
     }
-    of_columns = {name: kinds[SPARK_TYPES[name]] for name in names}
-    if value is not None and "value" in of_columns:
-        of_columns["value"] = value
-    return types.StructType([types.StructField(name, kind) for name, kind in of_columns.items()])
+    return types.StructType([types.StructField(name, decoded.get(name, kinds[SPARK_TYPES[name]])) for name in names])
 
 
 def check_create(options: Options, location: Location) -> None:

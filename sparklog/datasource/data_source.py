@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -32,9 +32,9 @@ from sparklog.opening import (
 if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
+    from sparklog.datasource.decoded_columns import DecodedColumn
     from sparklog.datasource.read_task import ReadTask
     from sparklog.datasource.reader import SparklogBatchReader
-    from sparklog.datasource.value_columns import ValueColumn
     from sparklog.datasource.writer import SparklogBatchWriter, SparklogStreamWriter
 
 COMMIT_RUNNER = "pyspark.sql.worker.python_streaming_sink_runner"
@@ -84,13 +84,11 @@ class SparklogDataSource(DataSource):  # type: ignore[misc]
             self._check_topics(location)
         else:
             catalog.check_create(self._options, location)
-        value = self._value_column(location)
-        value_type = None if value is None else value.spark_type
+        names = read_columns(headers, columns)
+        types = {name: column.spark_type for name, column in self._decoded_columns(location, names).items()}
         if self._created is not None:
-            return catalog.columns_with_options(read_columns(headers), self._created, value_type)
-        if value_type is None:
-            return read_schema(headers, columns)
-        return catalog.columns_of_types(read_columns(headers, columns), value_type)
+            return catalog.columns_with_options(names, self._created, types)
+        return catalog.columns_of_types(names, types) if types else read_schema(headers, columns)
 
     @user_errors()
     def reader(self, schema: StructType) -> SparklogBatchReader:
@@ -161,15 +159,14 @@ class SparklogDataSource(DataSource):  # type: ignore[misc]
 
         read = self._options.read
         check_selected(schema, read.columns, read.include_headers)
-        value = self._value_column(location) if "value" in schema.fieldNames() else None
-        return ReadTask(location, read, projection(schema, value))
+        return ReadTask(location, read, projection(schema, self._decoded_columns(location, schema.fieldNames())))
 
-    def _value_column(self, location: Location) -> ValueColumn | None:
-        if self._options.read.value_format == "raw":
-            return None
-        from sparklog.datasource.value_opening import value_column
+    def _decoded_columns(self, location: Location, names: Container[str]) -> dict[str, DecodedColumn]:
+        if not self._options.read.decoded:
+            return {}
+        from sparklog.datasource.decoded_opening import decoded_columns
 
-        return value_column(self._options.read, location)
+        return decoded_columns(self._options.read, location, names)
 
     def _check_topics(self, location: Location) -> None:
         """Raise BadRequest in `load` for a root without topic names, or a topic directory with other topic names."""

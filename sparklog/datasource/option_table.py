@@ -131,22 +131,32 @@ OPTIONS = (
     Setting("keysFile", TEXT, None,
             "File on the driver that contains one key per line. Only records with these keys are read.",
             "", READ, "own"),
-    Setting("keyFormat", one_of(*KEY_FORMATS), "string",
-            "Format of the keys in `keys` and `keysFile`, as for `--key-format` of the command line.", "", READ, "own"),
+    Setting("keyFormat", one_of(*KEY_FORMATS, *FORMATS_WITH_SCHEMA), None,
+            "Format of the keys. The column `key` contains the decoded keys, or bytes if the option is not set or is "
+            "`json`. It is also the format of the keys in `keys` and `keysFile`, whose default is `string`.",
+            "", READ, "own", field="key_format"),
     Setting("valueFormat", one_of(*VALUE_FORMATS), VALUE_FORMATS[0],
             "Format of the values. The column `value` contains the decoded values, or bytes if the format is `raw`.",
             "", READ, "own", field="value_format"),
+    Setting("keySchema", TEXT, None,
+            "Schema of keys in the format `avro`, `json-schema` or `protobuf`, as for `valueSchema`.",
+            "", READ, "own", field="key_schema"),
     Setting("valueSchema", TEXT, None,
             "Schema of values in the format `avro`, `json-schema` or `protobuf`: the text of the schema, or a file on "
             "the driver.",
             "", READ, "own", field="value_schema"),
     Setting("schemaRegistryUrl", TEXT, None,
-            "URL of the schema registry that contains the schemas of the values, instead of `valueSchema`.",
+            "URL of the schema registry that contains the schemas of the keys and values, instead of `keySchema` and "
+            "`valueSchema`.",
             "", READ, "own", field="schema_registry_url"),
     Setting("schemaRegistryConfig", TEXT, None,
             "Properties file on the driver that contains the credentials for the schema registry, as for "
             "`--registry-config` of the command line.",
             "", READ, "own", field="schema_registry_config"),
+    Setting("keySubject", TEXT, None,
+            "Subject of the schema registry whose latest version is the schema of the column `key`. The default is "
+            "`<topic>-key`.",
+            "", READ, "own", field="key_subject"),
     Setting("valueSubject", TEXT, None,
             "Subject of the schema registry whose latest version is the schema of the column `value`. The default is "
             "`<topic>-value`.",

@@ -67,6 +67,15 @@ class Bound:
     timestamps: Mapping[str, Mapping[int, int]] | None = None
 
 
+@dataclass(frozen=True)
+class ColumnFormat:
+    """The options of a decoded column. `schema` and `subject` are None if they are not set."""
+
+    format: str
+    schema: str | None
+    subject: str | None
+
+
 @dataclass(frozen=True, kw_only=True)
 class ReadOptions:
     """The options of a read."""
@@ -84,11 +93,14 @@ class ReadOptions:
     include_headers: bool
     columns: tuple[str, ...] | None
     keys: KeySet | None
+    key_format: str | None
+    key_schema: str | None
+    key_subject: str | None
     value_format: str
     value_schema: str | None
+    value_subject: str | None
     schema_registry_url: str | None
     schema_registry_config: str | None
-    value_subject: str | None
     isolation: str
     group_id: str | None
     group_instance: str | None
@@ -104,6 +116,14 @@ class ReadOptions:
     @property
     def is_table(self) -> bool:
         return self.view == "table"
+
+    @property
+    def decoded(self) -> dict[str, ColumnFormat]:
+        """The decoded columns. The format `json` does not determine the type of a column, so such keys remain bytes."""
+        columns = {"value": ColumnFormat(self.value_format, self.value_schema, self.value_subject)}
+        if self.key_format is not None:
+            columns["key"] = ColumnFormat(self.key_format, self.key_schema, self.key_subject)
+        return {name: column for name, column in columns.items() if column.format not in ("raw", "json")}
 
     @property
     def has_rate_limits(self) -> bool:
@@ -164,11 +184,12 @@ class Options:
 
     def check_write(self) -> None:
         if self.table:
-            if self.read.value_format not in ("raw", "string"):
-                raise BadRequest(
-                    f"The table has valueFormat={self.read.value_format}, which applies only to reads: write to a "
-                    "table without this option, or to the path"
-                )
+            for name, decoded in self.read.decoded.items():
+                if decoded.format != "string":
+                    raise BadRequest(
+                        f"The table has {name}Format={decoded.format}, which applies only to reads: write to a table "
+                        "without this option, or to the path"
+                    )
             return
         wrong = sorted(n for n in self.given if "write" not in _BY_NAME[n].used_by and n not in CLIENT_OPTIONS)
         if wrong:
@@ -313,7 +334,7 @@ def _read_options(values: Mapping[str, str], parsed: Mapping[str, Any]) -> ReadO
             "columns": None if parsed["columns"] is None else listed_columns(parsed["columns"]),
         },
     )
-    _check_value_format(read)
+    _check_formats(read)
     low, high = read.min_offsets_per_trigger, read.max_offsets_per_trigger
     if low is not None and high is not None and low > high:
         raise BadRequest(f"minOffsetsPerTrigger ({low}) must not be greater than maxOffsetsPerTrigger ({high})")
@@ -328,21 +349,38 @@ def _read_options(values: Mapping[str, str], parsed: Mapping[str, Any]) -> ReadO
     return read
 
 
-def _check_value_format(read: ReadOptions) -> None:
+def _check_formats(read: ReadOptions) -> None:
     url = read.schema_registry_url
-    for name, value in (("schemaRegistryConfig", read.schema_registry_config), ("valueSubject", read.value_subject)):
+    subjects = {"keySubject": read.key_subject, "valueSubject": read.value_subject}
+    for name, value in {"schemaRegistryConfig": read.schema_registry_config, **subjects}.items():
         if value is not None and url is None:
             raise BadRequest(f"Option '{name}' requires schemaRegistryUrl: set the URL, or remove the option")
-    sources = [n for n, value in (("valueSchema", read.value_schema), ("schemaRegistryUrl", url)) if value is not None]
-    if read.value_format in FORMATS_WITH_SCHEMA:
-        if len(sources) != 1:
-            raise BadRequest(
-                f"valueFormat={read.value_format} requires the schema of the values: set either 'valueSchema' or "
-                "'schemaRegistryUrl'"
-            )
-    elif sources:
-        formats = ", ".join(FORMATS_WITH_SCHEMA)
-        raise BadRequest(f"Option '{sources[0]}' requires a valueFormat with a schema: {formats}")
+    formats = {"key": read.key_format, "value": read.value_format}
+    with_schema = [name for name, kind in formats.items() if kind in FORMATS_WITH_SCHEMA]
+    for name, schema in (("key", read.key_schema), ("value", read.value_schema)):
+        if name not in with_schema:
+            unused = f"{name}Schema" if schema is not None else f"{name}Subject" if subjects[f"{name}Subject"] else None
+            if unused is not None:
+                raise _no_schema(unused, f"{name}Format")
+        elif (schema is None and url is None) or (schema is not None and subjects[f"{name}Subject"]):
+            raise _two_sources(name, formats[name])
+    if url is not None:
+        if not with_schema:
+            raise _no_schema("schemaRegistryUrl", "keyFormat or valueFormat")
+        given = [name for name in with_schema if getattr(read, f"{name}_schema") is not None]
+        if given == with_schema:
+            raise _two_sources(given[0], formats[given[0]])
+
+
+def _two_sources(column: str, kind: str | None) -> BadRequest:
+    return BadRequest(
+        f"{column}Format={kind} requires the schema of the {column}s: set either '{column}Schema' or "
+        "'schemaRegistryUrl'"
+    )
+
+
+def _no_schema(option: str, needed: str) -> BadRequest:
+    return BadRequest(f"Option '{option}' requires a {needed} with a schema: {', '.join(FORMATS_WITH_SCHEMA)}")
 
 
 def _sink_options(values: Mapping[str, str], parsed: Mapping[str, Any], configs: Mapping[str, str]) -> SinkOptions:
@@ -362,17 +400,20 @@ def _keys(values: Mapping[str, str]) -> KeySet | None:
     if "keys" in values and "keysFile" in values:
         raise BadRequest("Set either 'keys' or 'keysFile', not both")
     if "keys" not in values and "keysFile" not in values:
-        unused = "allPartitions" if anywhere else "keyFormat" if "keyFormat" in values else None
-        if unused is not None:
+        if anywhere:
             raise BadRequest(
-                f"Option '{unused}' requires 'keys' or 'keysFile': set one of these options, or remove the option"
+                "Option 'allPartitions' requires 'keys' or 'keysFile': set one of these options, or remove the option"
             )
         return None
     name = "keys" if "keys" in values else "keysFile"
     texts = _texts(values[name]) if name == "keys" else _lines(values[name])
     if not texts:
         raise BadRequest(f"Option '{name}' must contain keys, found none")
-    kind = _parse(values, _BY_NAME["keyFormat"])
+    kind = _parse(values, _BY_NAME["keyFormat"]) or "string"
+    if kind in FORMATS_WITH_SCHEMA:
+        raise BadRequest(
+            f"Option '{name}' cannot be used with keyFormat={kind}: filter the decoded column 'key' in the query"
+        )
     from sparklog.log.read.key_lookup import KeySet
 
     return KeySet.of(parse_keys(texts, kind, f"Option '{name}'"), anywhere or "assign" in values)

@@ -8,8 +8,9 @@ with the schema that Spark derives from the columns.
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from sparklog.errors import BadRequest, nearest
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql.types import DataType, StructType
 
-    from sparklog.datasource.value_columns import ValueColumn
+    from sparklog.datasource.decoded_columns import DecodedColumn
 
 SPARK_TYPES = {
     "key": "binary",
@@ -97,28 +98,27 @@ def _arrow_types() -> dict[str, pa.DataType]:
 
 @dataclass(frozen=True)
 class Projection:
-    """The columns to read, in order, with the Arrow schema that Spark expects, and the decoded column `value`.
-    Picklable.
-    """
+    """The columns to read, in order, with the Arrow schema that Spark expects, and the columns to decode. Picklable."""
 
     columns: tuple[str, ...]
     arrow: pa.Schema
-    value: ValueColumn | None = None
+    decoded: tuple[DecodedColumn, ...] = ()
 
     @property
     def required_columns(self) -> tuple[str, ...]:
         """The columns that `to_spark` requires."""
-        return self.columns if self.value is None else tuple(self.value.formats.columns_to_read(self.columns))
+        required = [name for column in self.decoded for name in column.formats.columns_to_read(self.columns)]
+        return tuple(dict.fromkeys((*self.columns, *required)))
 
     def to_spark(self, batch: pa.RecordBatch) -> pa.RecordBatch:
         """Convert the timestamps of a batch from milliseconds to microseconds, and clip them to the range of Spark.
-        Decode the values.
+        Decode the keys and values.
         """
         import pyarrow as pa
 
         columns = {name: batch.column(name) for name in self.columns}
-        if self.value is not None:
-            columns["value"] = self.value.decode(batch)
+        for column in self.decoded:
+            columns[column.name] = column.decode(batch)
         microseconds = _arrow_types()["timestamp"]
         if "timestamp" in columns and columns["timestamp"].type != microseconds:
             # Use numpy, because importing `pyarrow.compute` would take a long time in each worker.
@@ -129,13 +129,13 @@ class Projection:
         return pa.RecordBatch.from_arrays(list(columns.values()), schema=self.arrow)
 
 
-def projection(schema: StructType, value: ValueColumn | None = None) -> Projection:
-    """Return the projection for a schema. `value` is the decoded column `value`, or None for bytes. Raises BadRequest
-    for unknown columns and wrong types.
+def projection(schema: StructType, decoded: Mapping[str, DecodedColumn] = MappingProxyType({})) -> Projection:
+    """Return the projection for a schema. `decoded` contains the decoded columns. Raises BadRequest for unknown columns
+    and wrong types.
     """
     import pyarrow as pa
 
-    columns, fields = [], []
+    columns, fields, typed = [], [], []
     for column in schema.fields:
         name = column.name
         if name not in SPARK_TYPES:
@@ -147,9 +147,11 @@ def projection(schema: StructType, value: ValueColumn | None = None) -> Projecti
         if name in columns:
             raise BadRequest(f"The schema contains the column {name!r} twice")
         kind, arrow = type_name(column.dataType), _arrow_types()[name]
-        if name == "value" and value is not None:
-            value = value.with_type(column.dataType)
-            arrow = value.kind
+        in_format = decoded.get(name)
+        # A schema of the user, or a table that was created by an earlier version, may contain bytes.
+        if in_format is not None and (kind != "binary" or type_name(in_format.spark_type) == kind):
+            typed.append(in_format.with_type(column.dataType))
+            arrow = typed[-1].kind
         elif kind != SPARK_TYPES[name]:
             raise BadRequest(
                 f"Column {name!r} must have the type {SPARK_TYPES[name]}, but has the type {kind} in the schema"
@@ -160,7 +162,7 @@ def projection(schema: StructType, value: ValueColumn | None = None) -> Projecti
         fields.append(pa.field(name, arrow, nullable=column.nullable))
     if not columns:
         raise BadRequest(f"The schema must contain at least one of the columns {', '.join(COLUMNS)}")
-    return Projection(tuple(columns), pa.schema(fields), value)
+    return Projection(tuple(columns), pa.schema(fields), tuple(typed))
 
 
 def type_name(kind: DataType) -> str:

@@ -1,4 +1,4 @@
-"""The column `value` of a read with the option `valueFormat`, in the processes that Spark starts."""
+"""Decoded columns of a read with the options `keyFormat` and `valueFormat`, in the processes that Spark starts."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ from tests.support.servers.schema_registry import FakeRegistry, running
 
 types = pytest.importorskip("pyspark.sql.types")
 from sparklog.datasource.data_source import SparklogDataSource  # noqa: E402
+from sparklog.datasource.decoded_columns import spark_kind  # noqa: E402
+from sparklog.datasource.decoded_opening import decoded_columns  # noqa: E402
 from sparklog.datasource.options import parse_options  # noqa: E402
-from sparklog.datasource.value_columns import spark_kind  # noqa: E402
-from sparklog.datasource.value_opening import value_column  # noqa: E402
 
 ITEM = json.dumps({"type": "object", "properties": {"id": {"type": "integer"}, "item": {"type": "string"}}})
 ORDER: dict[str, Any] = {"type": "record", "name": "Order", "fields": [{"name": "id", "type": "long"}]}
@@ -76,6 +76,44 @@ def test_values_have_the_type_of_their_format(topic: Topic) -> None:
     schema = SparklogDataSource(given).schema()
     assert schema.simpleString() == "struct<offset:bigint,value:bigint>"
     assert read(given).to_pydict() == {"offset": [0, 1], "value": [7, None]}
+
+
+def test_keys_have_the_type_of_their_format(topic: Topic) -> None:
+    topic.append(pa.table({"key": pa.array([b"\0\0\0\7", None], pa.binary()), "value": [b"a", b"b"]}))
+    given = options(topic, keyFormat="integer", valueFormat="string", columns="key,value")
+    assert SparklogDataSource(given).schema().simpleString() == "struct<key:int,value:string>"
+    assert read(given).to_pydict() == {"key": [7, None], "value": ["a", "b"]}
+    assert read({**given, "keys": "7"}).to_pydict() == {"key": [7], "value": ["a"]}
+    # JSON does not determine a type.
+    assert SparklogDataSource(options(topic, keyFormat="json", columns="key")).schema() == "key binary"
+
+
+def test_columns_that_are_declared_as_bytes_are_not_decoded(topic: Topic) -> None:
+    """A table whose columns were stored before `keyFormat` decoded the column `key`."""
+    topic.append(pa.table({"key": [b"\0\0\0\7"], "value": [b"a"]}))
+    given = options(topic, keyFormat="integer", keys="7")
+    binary = types.StructType([types.StructField("key", types.BinaryType())])
+    assert read(given, binary)["key"].to_pylist() == [b"\0\0\0\7"]
+
+
+def test_keys_are_decoded_with_the_schemas_of_their_subject(topic: Topic, server: FakeRegistry) -> None:
+    append_version(topic, server, ORDER["fields"], {"id": 1})
+    registry = formats.SchemaRegistry(server.url)
+    schema = json.dumps({**ORDER, "name": "Key", "fields": [{"name": "k", "type": "int"}]})
+    for subject in ("orders-key", "other-key"):
+        registry.subject(subject).register(schema)
+    for subject in ("orders-key", "other-key"):
+        key = formats.encode(pa.array([{"k": 5}]), "avro", registry.subject(subject))
+        topic.append(pa.table({"key": key, "value": pa.array([None], pa.binary())}))
+    given = options(topic, keyFormat="avro", schemaRegistryUrl=server.url, columns="key")
+    for more in ({}, {"keySubject": "other-key"}, {"valueFormat": "avro", "columns": "offset,key,value"}):
+        assert read({**given, **more})["key"].to_pylist() == [None, {"k": 5}, {"k": 5}]
+    own = {"valueFormat": "json-schema", "valueSchema": ITEM}
+    assert read({**given, **own})["key"].to_pylist() == [None, {"k": 5}, {"k": 5}]
+    plain = topic.root.create_topic("plain")
+    plain.append(pa.table({"key": formats.encode(pa.array([{"k": 5}]), "avro", schema), "value": [b"a"]}))
+    with_schema = {**options(topic, keyFormat="avro", keySchema=schema), "subscribe": "plain"}
+    assert read(with_schema)["key"].to_pylist() == [{"k": 5}]
 
 
 def test_values_are_structs_of_a_given_schema(topic: Topic, tmp_path: Path) -> None:
@@ -137,6 +175,10 @@ def test_the_options_of_a_table_are_in_its_columns(topic: Topic, server: FakeReg
     assert read({}, schema)["value"].to_pylist() == [{"id": 1}]
     with pytest.raises(Exception, match="The table has valueFormat=avro, which applies only to reads"):
         SparklogDataSource({}).writer(schema, overwrite=False)
+    keyed = options(topic, keyFormat="long")
+    created = {**keyed, **{f"option.{name}": value for name, value in keyed.items()}, "provider": "sparklog"}
+    with pytest.raises(Exception, match="The table has keyFormat=long, which applies only to reads"):
+        SparklogDataSource({}).writer(SparklogDataSource(created).schema(), overwrite=False)
 
 
 def test_credentials_are_in_a_file(topic: Topic, server: FakeRegistry, tmp_path: Path) -> None:
@@ -158,6 +200,24 @@ def test_credentials_are_in_a_file(topic: Topic, server: FakeRegistry, tmp_path:
         ({"valueFormat": "avro", "valueSchema": "{}", "schemaRegistryUrl": "http://x"}, "set either 'valueSchema' or"),
         ({"valueSchema": "{}"}, "Option 'valueSchema' requires a valueFormat with a schema: avro"),
         ({"valueSubject": "x"}, "Option 'valueSubject' requires schemaRegistryUrl"),
+        ({"keySubject": "x"}, "Option 'keySubject' requires schemaRegistryUrl"),
+        ({"keyFormat": "avro"}, "set either 'keySchema' or 'schemaRegistryUrl'"),
+        ({"keyFormat": "avro", "keySchema": "{}", "schemaRegistryUrl": "http://x"}, "set either 'keySchema' or"),
+        ({"keySchema": "{}"}, "Option 'keySchema' requires a keyFormat with a schema: avro"),
+        (
+            {"valueFormat": "avro", "keySubject": "x", "schemaRegistryUrl": "http://x"},
+            "Option 'keySubject' requires a keyFormat with a schema",
+        ),
+        (
+            {"keyFormat": "avro", "keySchema": "{}", "keySubject": "x", "schemaRegistryUrl": "http://x"},
+            "set either 'keySchema' or 'schemaRegistryUrl'",
+        ),
+        ({"schemaRegistryUrl": "http://x"}, "Option 'schemaRegistryUrl' requires a keyFormat or valueFormat with"),
+        ({"keyFormat": "avro", "keySchema": '"int"', "keys": "1"}, "cannot be used with keyFormat=avro: filter the"),
+        (
+            {"keyFormat": "avro", "schemaRegistryUrl": "http://x", "subscribe": "orders,trips"},
+            "Option 'keySubject' is required to decode the keys of several topics",
+        ),
         (
             {"valueFormat": "avro", "schemaRegistryUrl": "http://x", "subscribe": "orders,trips"},
             "Option 'valueSubject' is required to decode the values of several topics",
@@ -202,10 +262,10 @@ def test_types_that_spark_does_not_have_are_replaced() -> None:
 
 def test_raw_values_have_no_format(topic: Topic) -> None:
     location = resolve(str(topic.root.location))
-    assert value_column(parse_options(options(topic)).read, location) is None
-    column = value_column(parse_options(options(topic, valueFormat="double")).read, location)
-    assert column is not None
-    assert column.kind == pa.float64()
+    assert decoded_columns(parse_options(options(topic)).read, location, ("key", "value")) == {}
+    read_options = parse_options(options(topic, valueFormat="double", keyFormat="long")).read
+    assert decoded_columns(read_options, location, ("value",))["value"].kind == pa.float64()
+    assert decoded_columns(read_options, location, ("offset",)) == {}
 
 
 def test_unknown_properties_of_a_registry_are_rejected() -> None:

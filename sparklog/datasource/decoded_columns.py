@@ -1,4 +1,5 @@
-"""The column `value` of a read with the option `valueFormat`: its type, and the decoding of values.
+"""The columns `key` and `value` of a read with the options `keyFormat` and `valueFormat`: their types and their
+decoding.
 
 The schema is fixed when a query is planned. Records that were written with other versions of the schema are converted
 to the latest version. A schema that was stored earlier, for example in Spark's catalog, may contain only some of the
@@ -7,7 +8,7 @@ fields of the latest version.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
@@ -32,14 +33,16 @@ SPARK_KINDS = {
 
 
 @dataclass(frozen=True)
-class ValueColumn:
-    """The decoded column `value`. Picklable.
+class DecodedColumn:
+    """The decoded column `key` or `value`. Picklable.
 
     Attributes:
+        name: The name of the column.
         formats: The format of the column.
         kind: The Arrow type of the column, which corresponds to a type of Spark.
     """
 
+    name: str
     formats: ColumnFormats
     kind: pa.DataType
 
@@ -49,7 +52,7 @@ class ValueColumn:
 
         return from_arrow_type(self.kind)
 
-    def with_type(self, kind: DataType) -> ValueColumn:
+    def with_type(self, kind: DataType) -> DecodedColumn:
         """Return the column with a type of Spark: the type of the column, or a struct with some of its fields."""
         expected = self.spark_type
         if kind.simpleString() == expected.simpleString():
@@ -57,15 +60,16 @@ class ValueColumn:
         if pa.types.is_struct(self.kind) and kind.typeName() == "struct" and kind.fields:
             types = {item.name: item.dataType.simpleString() for item in expected.fields}
             if all(types.get(item.name) == item.dataType.simpleString() and item.nullable for item in kind.fields):
-                return ValueColumn(self.formats, pa.struct([self.kind.field(item.name) for item in kind.fields]))
+                return replace(self, kind=pa.struct([self.kind.field(item.name) for item in kind.fields]))
         raise BadRequest(
-            f"Column 'value' must have the type {expected.simpleString()}, but has the type {kind.simpleString()} in "
-            "the schema: if the schema of the values was changed, load the topic or create the table again"
+            f"Column '{self.name}' must have the type {expected.simpleString()}, but has the type "
+            f"{kind.simpleString()} in the schema: if the schema of the {self.name}s was changed, load the topic or "
+            "create the table again"
         )
 
     def decode(self, records: pa.RecordBatch) -> pa.Array:
-        """Return the decoded values of records, which also contain the columns `topic`, `partition` and `offset`."""
-        values = self.formats.decode(records).column("value")
+        """Return the decoded column of records, which also contain the columns `topic`, `partition` and `offset`."""
+        values = self.formats.decode(records).column(self.name)
         if not pa.types.is_struct(self.kind) or len(self.kind) == len(values.type):
             return values.cast(self.kind, safe=False)
         columns = dict(zip((item.name for item in values.type), values.flatten(), strict=True))
