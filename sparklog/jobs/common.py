@@ -16,6 +16,7 @@ the JSON document.
 import json
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from functools import wraps
 from types import MappingProxyType
@@ -37,12 +38,13 @@ from sparklog.console.parameters import FunctionCommand, JsonOption, Option
 from sparklog.console.terminal import exit_with_usage_error, trace
 from sparklog.errors import BadRequest, SparklogError, advice_for_shell
 from sparklog.log.topic.root import Root
+from sparklog.maintenance import spark_runner
 from sparklog.maintenance.job_history import RunRecorder
 from sparklog.maintenance.leases import JobLease, job_lease
 from sparklog.maintenance.properties import settings_of_file
 from sparklog.maintenance.report import document, print_failures
-from sparklog.maintenance.spark_runner import SparkIfNeeded, hide_interrupts
-from sparklog.maintenance.work_items import Settings, store_clock_ms
+from sparklog.maintenance.spark_runner import SparkIfNeeded, SparkRunner, hide_interrupts
+from sparklog.maintenance.work_items import InProcess, Settings, store_clock_ms
 from sparklog.output import interrupted, on_terminal, say
 
 DONE, FAILED, INTERRUPTED = 0, 1, 130
@@ -124,6 +126,13 @@ def spark_if_needed(name: str, settings: Settings) -> SparkIfNeeded:
     """
     # On a terminal, a status line shows the progress, and log lines would interfere with it.
     return SparkIfNeeded(f"sparklog {name}", lambda builder: sparklog.configure(builder), settings, quiet=on_terminal())
+
+
+def tasks_if_submitted(name: str) -> AbstractContextManager[InProcess | SparkRunner]:
+    """Return a context manager with a runner of Spark tasks, if spark-submit has started the job."""
+    return spark_runner.tasks_if_submitted(
+        f"sparklog {name}", lambda builder: sparklog.configure(builder), quiet=on_terminal()
+    )
 
 
 @dataclass

@@ -32,16 +32,13 @@ from sparklog.console.parameters import Option
 from sparklog.datasource.writer import QUERY_ID
 from sparklog.errors import BadRequest, NotFound, did_you_mean
 from sparklog.jobs.stream import streaming_session
+from sparklog.maintenance.spark_runner import SUBMITTED
 
 DELTA_VERSION = "4.4.0"
 SETTINGS = {
     "spark.sql.extensions": "io.delta.sql.DeltaSparkSessionExtension",
     "spark.sql.catalog.spark_catalog": "org.apache.spark.sql.delta.catalog.DeltaCatalog",
 }
-SUBMITTED = "PYSPARK_GATEWAY_PORT"
-"""An environment variable that is set by spark-submit. If it is set, the session uses the packages in the spark-submit
-command.
-"""
 ARGUMENTS = "PYSPARK_SUBMIT_ARGS"
 
 TableOption = Annotated[str, Option(metavar="PATH", help="Directory or URL of the Delta table.")]
@@ -72,7 +69,7 @@ def coordinates(spark_version: str, *, avro: bool = False) -> list[str]:
 
 def settings(environ: Mapping[str, str], spark_version: str, *, avro: bool = False) -> dict[str, str]:
     """Return the settings of a session with Delta. If Python starts Spark and no option specifies packages, the
-    settings include the packages.
+    settings include the packages. With spark-submit, the session uses the packages in the spark-submit command.
     """
     arguments = environ.get(ARGUMENTS, "")
     if SUBMITTED in environ or "--packages" in arguments or "--jars" in arguments or not _installed():

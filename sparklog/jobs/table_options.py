@@ -1,4 +1,4 @@
-"""The options of jobs that copy a topic to a table without Spark, and their run."""
+"""The options of jobs that copy a topic to a table without a checkpoint, and their run."""
 
 # Do not import annotations from __future__: `parse` evaluates the annotations of a base class in the module of the
 # subclass.
@@ -23,7 +23,7 @@ from sparklog.console.terminal import read_text
 from sparklog.datasource.options import parse_options
 from sparklog.errors import BadRequest, Conflict, Unavailable, shortened
 from sparklog.format.values import SCHEMA_FORMATS
-from sparklog.jobs.common import DONE
+from sparklog.jobs.common import DONE, tasks_if_submitted
 from sparklog.log.journal.names import check_topic_name
 from sparklog.log.read.topic_scan import OffsetSpec, Position
 from sparklog.log.state.view import LogView
@@ -195,7 +195,8 @@ class TableJob:
         quarantine: TargetTable,
         maintain: Callable[[CopyReport], dict[str, Any]],
     ) -> int:
-        """Copy the topic, print the report, and return the exit code.
+        """Copy the topic, print the report, and return the exit code. If spark-submit has started the job, Spark tasks
+        read the topic and write the files.
 
         Args:
             name: the name of the job.
@@ -204,8 +205,8 @@ class TableJob:
             quarantine: the table of bad records. It is created for the first bad record.
             maintain: a function that maintains the table after commits, and returns its results for the report.
         """
-        copy = TableCopy(view, self.topic, target, self.options, quarantine, log)
-        with StatusLine(name) as status:
+        with tasks_if_submitted(name) as runner, StatusLine(name) as status:
+            copy = TableCopy(view, self.topic, target, self.options, quarantine, log, runner)
             if self.follow:
                 while True:
                     self._follow(copy, view, status, maintain)

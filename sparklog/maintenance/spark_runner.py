@@ -15,20 +15,33 @@ is imported on first use.
 from __future__ import annotations
 
 import logging
+import os
 import queue
 import re
 import signal
 import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple
 
 from sparklog.common.units import size_text
 from sparklog.errors import SparklogError, Unavailable
 from sparklog.format.kernels.kernel_choice import choice
 from sparklog.log.journal.clocks import SYSTEM, Env
-from sparklog.maintenance.work_items import InProcess, Meter, Progress, Runner, Settings, Work, WorkResult, silent
+from sparklog.maintenance.work_items import (
+    InProcess,
+    Meter,
+    Progress,
+    Runner,
+    Settings,
+    T,
+    Work,
+    WorkItem,
+    WorkResult,
+    silent,
+)
 from sparklog.output import log
 from sparklog.storage.fork_safety import ForkLock, freeze_gc
 
@@ -36,13 +49,20 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 
+SUBMITTED = "PYSPARK_GATEWAY_PORT"
+"""An environment variable that is set by spark-submit."""
 HEARTBEAT_MS = 30_000
 STOP_SECONDS = 60
 CLUSTER_JOBS = 64
 """Minimum number of parallel jobs on a cluster. Each job has a thread in the driver and may wait for an executor."""
 MAX_LISTED = 8
 """Maximum number of running work items that a progress line lists."""
-_Result = tuple[int, "WorkResult | SparklogError | BaseException"]
+
+
+class _Failure(NamedTuple):
+    """An unexpected error of a thread that starts jobs."""
+
+    error: BaseException
 
 
 def hide_interrupts() -> None:
@@ -79,25 +99,30 @@ def quiet_session(builder: SparkSession.Builder, name: str, log_level: str = "WA
 
 
 class SparkRunner:
-    """A `Runner` that uses a Spark session. `parallelism` is the number of parallel jobs; see `_parallelism` for the
-    default.
+    """A `Runner` that uses a Spark session.
+
+    Args:
+        spark: the session.
+        parallelism: the number of parallel jobs; see `_parallelism` for the default.
+        quiet: do not log the progress of work items.
+        env: the clocks for progress lines.
     """
 
     def __init__(
         self, spark: SparkSession, *, parallelism: int | None = None, quiet: bool = False, env: Env = SYSTEM
     ) -> None:
         self._context: Any = spark.sparkContext
-        self._parallelism = parallelism
+        self.parallelism = parallelism or _parallelism(self._context)
         self._quiet = quiet
         self._env = env
 
-    def run(self, works: Sequence[Work]) -> Iterator[tuple[Work, WorkResult | SparklogError]]:
+    def run(self, works: Sequence[T]) -> Iterator[tuple[T, Any]]:
         """Run the work items. If the caller closes the generator early, cancel the running jobs."""
         if not works:
             return
         batch = _SparkJobs(self._context, works, self._quiet, self._env)
         try:
-            batch.start(min(self._parallelism or _parallelism(self._context), len(works)))
+            batch.start(min(self.parallelism, len(works)))
             for _ in works:
                 yield batch.next()
         finally:
@@ -145,8 +170,7 @@ class SparkIfNeeded:
 
     def _reason(self, works: Sequence[Work]) -> str:
         """Return the reason to start Spark for these work items. The reason is empty if there is not enough work."""
-        pyspark = sys.modules.get("pyspark.sql")
-        if pyspark is not None and pyspark.SparkSession.getActiveSession() is not None:
+        if _active_session() is not None:
             return "a session is running"
         nbytes, files = sum(work.nbytes for work in works), sum(work.file_count for work in works)
         if nbytes >= self._settings.spark_min_bytes:
@@ -182,10 +206,38 @@ class SparkIfNeeded:
         return InProcess() if self._quiet else InProcess(Meter)
 
 
-class _SparkJobs:
+@contextmanager
+def tasks_if_submitted(
+    name: str, configure: Callable[[SparkSession.Builder], SparkSession.Builder], *, quiet: bool = False
+) -> Iterator[InProcess | SparkRunner]:
+    """Yield a runner of Spark tasks if spark-submit has started this process. Otherwise, yield a runner that does the
+    work in this process, without Java.
+
+    A session that is started here is stopped at the end. The arguments are those of `SparkIfNeeded`.
+    """
+    if SUBMITTED not in os.environ:
+        yield InProcess()
+        return
+    from pyspark.sql import SparkSession
+
+    running = _active_session()
+    spark = running or quiet_session(configure(SparkSession.builder), name)
+    try:
+        yield SparkRunner(spark, quiet=quiet)
+    finally:
+        if running is None:
+            spark.stop()
+
+
+def _active_session() -> SparkSession | None:
+    pyspark: Any = sys.modules.get("pyspark.sql")
+    return None if pyspark is None else pyspark.SparkSession.getActiveSession()
+
+
+class _SparkJobs(Generic[T]):
     """The work items of a call of `run`: the threads that start them in order, and the queue of results."""
 
-    def __init__(self, context: Any, works: Sequence[Work], quiet: bool, env: Env) -> None:
+    def __init__(self, context: Any, works: Sequence[T], quiet: bool, env: Env) -> None:
         self._context = context
         self._works = works
         self._quiet = quiet
@@ -197,7 +249,7 @@ class _SparkJobs:
         self._stopped = False
         self._running: dict[int, int] = {}
         self._threads: list[threading.Thread] = []
-        self._results: queue.SimpleQueue[_Result] = queue.SimpleQueue()
+        self._results: queue.SimpleQueue[tuple[int, Any]] = queue.SimpleQueue()
 
     def start(self, threads: int) -> None:
         from pyspark import InheritableThread
@@ -208,7 +260,7 @@ class _SparkJobs:
             thread.start()
             self._threads.append(thread)
 
-    def next(self) -> tuple[Work, WorkResult | SparklogError]:
+    def next(self) -> tuple[T, Any]:
         """Return the next finished work item. While waiting, log a line every `HEARTBEAT_MS`."""
         while True:
             try:
@@ -222,8 +274,8 @@ class _SparkJobs:
                 if not self._quiet:
                     log(self._heartbeat(), self._env.wall_ms())
         self._finished += 1
-        if not isinstance(result, (WorkResult, SparklogError)):
-            raise result
+        if isinstance(result, _Failure):
+            raise result.error
         return self._works[index], result
 
     def stop(self) -> None:
@@ -255,16 +307,15 @@ class _SparkJobs:
 
     def _work(self) -> None:
         while (index := self._next_index()) is not None:
-            result: WorkResult | SparklogError | BaseException
             try:
                 result = self._run_job(self._works[index])
             except BaseException as error:  # noqa: BLE001 - the driver's thread raises it
-                result = error
+                result = _Failure(error)
             with self._lock:
                 del self._running[index]
             self._results.put((index, result))
 
-    def _run_job(self, work: Work) -> WorkResult | SparklogError:
+    def _run_job(self, work: T) -> Any:
         from py4j.protocol import Py4JError
         from pyspark.errors import PySparkException
 
@@ -273,13 +324,12 @@ class _SparkJobs:
             rows = self._context.parallelize((0,), 1)
             # `map` reads the row. If a row is not read, Spark ends the worker, and the next work item has to wait until
             # another worker has started, imported all modules and loaded the kernels.
-            result = rows.map(partial(_task, work, self._quiet)).collect()[0]
+            return rows.map(partial(_task, work, self._quiet)).collect()[0]
         except (Py4JError, PySparkException) as error:
             return Unavailable(f"the Spark task of '{work.title}' failed: {_cause(str(error))}; run the job again")
-        return cast("WorkResult | SparklogError", result)
 
 
-def _task(work: Work, quiet: bool, _row: int) -> WorkResult | SparklogError:
+def _task(work: WorkItem, quiet: bool, _row: int) -> Any:
     progress: Progress = silent if quiet else Meter(work.title)
     try:
         done = work.run(progress)

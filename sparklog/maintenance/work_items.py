@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from sparklog.common.units import rates, size_text
 from sparklog.errors import SparklogError
@@ -108,8 +108,30 @@ class WorkResult:
     reports: tuple[WorkReport, ...]
 
 
-class Work(Protocol):
-    """A picklable work item. `op` is the operation of its commit: MERGE, SEAL or COMPACT."""
+class WorkItem(Protocol):
+    """A picklable work item with a result of any type."""
+
+    @property
+    def title(self) -> str:
+        """The name in progress lines and errors, for example `compact orders-3`."""
+
+    @property
+    def nbytes(self) -> int:
+        """The number of bytes to read. Larger work items start first."""
+
+    @property
+    def file_count(self) -> int:
+        """The number of files to read or delete."""
+
+    def run(self, progress: Progress = silent) -> Any:
+        """Do the work and return the result. If a `SparklogError` is raised, it is the result."""
+
+
+T = TypeVar("T", bound=WorkItem)
+
+
+class Work(WorkItem, Protocol):
+    """A work item that changes a topic. `op` is the operation of its commit: MERGE, SEAL or COMPACT."""
 
     @property
     def op(self) -> Op: ...
@@ -118,18 +140,7 @@ class Work(Protocol):
     @property
     def topic_id(self) -> str: ...
     @property
-    def title(self) -> str:
-        """The name in progress lines and errors, for example `compact orders-3`."""
-
-    @property
     def partitions(self) -> tuple[int, ...]: ...
-    @property
-    def nbytes(self) -> int:
-        """The number of bytes to read. Larger work items start first."""
-
-    @property
-    def file_count(self) -> int:
-        """The number of files to read or delete."""
 
     def run(self, progress: Progress = silent) -> WorkResult:
         """Read the inputs, write files and return them. If an error is raised, no commit references the files."""
@@ -145,10 +156,12 @@ class Runner(Protocol):
 class InProcess:
     """Runs work items in this thread, one at a time. Used for small roots, in tests, and if Spark is not installed."""
 
+    parallelism = 1
+
     def __init__(self, progress: Callable[[str], Progress] = lambda title: silent) -> None:
         self._progress = progress
 
-    def run(self, works: Sequence[Work]) -> Iterator[tuple[Work, WorkResult | SparklogError]]:
+    def run(self, works: Sequence[T]) -> Iterator[tuple[T, Any]]:
         for work in works:
             try:
                 yield work, work.run(self._progress(work.title))

@@ -5,7 +5,8 @@ A copy repeats these steps:
 1. Load the table with its watermark. The next interval of offsets begins at the watermark and ends at the last stable
    offset of each partition, or earlier if it contains too many records.
 2. Read the committed records of the interval and convert them to rows. In append mode, write the rows to files. In
-   upsert mode, retain the latest record of each key.
+   upsert mode, retain the latest record of each key. Spark tasks or this process do this for slices of the interval
+   (see `sparklog.tables.slices`).
 3. Commit the rows together with the watermark at the end of the interval.
 
 `sparklog.tables.commits` describes how a commit succeeds exactly once if other programs write to the table, if several
@@ -19,32 +20,43 @@ from __future__ import annotations
 
 import hashlib
 import logging
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from typing import Literal
 
 import pyarrow as pa
 
-from sparklog.errors import BadRequest, Conflict, NotFound, advice
-from sparklog.log.read.read_plan import BATCH_BYTES, read_parts
+from sparklog.errors import BadRequest, Conflict, NotFound, SparklogError, advice
+from sparklog.log.read.read_plan import BATCH_BYTES, TaskParts
 from sparklog.log.read.topic_scan import Position, scan_ranges
 from sparklog.log.state.view import READ_COMMITTED, LogView, OffsetRange
 from sparklog.log.topic.root import RootView
+from sparklog.maintenance.work_items import InProcess
 from sparklog.storage.retries import SETTLE_MS, Backoff
 from sparklog.tables.commits import commit_interval, load_again, load_when_available
-from sparklog.tables.data_files import DataFileWriter
 from sparklog.tables.ddl import type_name
 from sparklog.tables.latest import LatestRows
 from sparklog.tables.option_names import option_name, option_value
 from sparklog.tables.quarantine import Quarantine
-from sparklog.tables.rows import NewColumns, RowOptions, bad_records, conform, missing_columns, row_decoder
+from sparklog.tables.rows import NewColumns, RowOptions, missing_columns, row_decoder
+from sparklog.tables.slices import (
+    BAD_RECORD_BYTES,
+    MIN_SLICE_RECORDS,
+    BadRecord,
+    BadRecords,
+    MissingRecords,
+    SliceRows,
+    SliceRunner,
+    SliceWork,
+    TooManyChanges,
+    divide,
+)
 from sparklog.tables.target import PartitionBy, Partitioning, TableLayout, TableState, TargetTable
 from sparklog.tables.watermark import Mode, NewTopic, TopicSnapshot, Watermark, check_watermark
 
-BadRecords = Literal["fail", "skip", "quarantine"]
 UPSERT_BYTES = 96 << 20
 """Maximum size in memory of the changes of an interval."""
+IN_PROCESS = InProcess()
 _LOG = logging.getLogger("sparklog.tables")
 
 
@@ -124,18 +136,6 @@ class OffsetInterval:
     after: Watermark
 
 
-class MissingRecords(Exception):  # noqa: N818
-    """Records of an interval do not exist. `cause` is the error of the read."""
-
-    def __init__(self, cause: NotFound) -> None:
-        super().__init__(str(cause))
-        self.cause = cause
-
-
-class TooManyChanges(Exception):  # noqa: N818
-    """The changes of an interval do not fit in memory."""
-
-
 class TableCopy:
     """Copies the records of a topic to a table.
 
@@ -146,9 +146,11 @@ class TableCopy:
         options: The options.
         quarantine: The table of bad records. Required if bad records are quarantined.
         warn: A function that is called with each warning.
+        runner: Reads and writes the slices of an interval, in this process or in Spark tasks.
     """
 
     batch_bytes = BATCH_BYTES
+    min_slice_records = MIN_SLICE_RECORDS
 
     def __init__(
         self,
@@ -158,6 +160,7 @@ class TableCopy:
         options: TableCopyOptions,
         quarantine: TargetTable | None = None,
         warn: Callable[[str], None] = _LOG.warning,
+        runner: SliceRunner = IN_PROCESS,
     ) -> None:
         if options.bad_records == "quarantine" and quarantine is None:
             raise BadRequest("bad records can only be quarantined if there is a table for them")
@@ -168,6 +171,7 @@ class TableCopy:
         self._options = options
         self._quarantine = quarantine if options.bad_records == "quarantine" else None
         self._warn = warn
+        self._runner = runner
         self._decoder = row_decoder(options.rows, topic)
         self._max_offsets = options.max_offsets
         self._is_loaded = False
@@ -357,37 +361,31 @@ class TableCopy:
 
     def _append(self, state: TableState, interval: OffsetInterval) -> None:
         after, target = interval.after, self._target
-        with ExitStack() as stack:
-            quarantine = self._begin_quarantine(stack, interval)
-            writer = DataFileWriter(target, state, after.topic_id, after.commit_id, after.next_offsets)
-            stack.enter_context(writer)
-            counted = CopyReport(target.name)
-            for rows, _, records in self._read(interval, quarantine, counted):
-                writer.write(conform(rows, state.schema), records["partition"], records["offset"])
-                counted.rows += rows.num_rows
-            if quarantine is not None and not quarantine.commit():
-                writer.discard()
-                return
-            files = writer.finish()
+        slices = self._run_slices(state, interval)
+        if slices is None:
+            return
+        files = [file for part in slices for file in part.files]
+        counted = self._counts(slices)
         counted.files, counted.file_bytes = len(files), sum(file.nbytes for file in files)
-        self._commit(state, interval, lambda current: target.append(current, files, after), writer.discard, counted)
+        self._commit(
+            state,
+            interval,
+            lambda current: target.append(current, files, after),
+            lambda: self._discard(slices),
+            counted,
+        )
 
     def _upsert(self, state: TableState, interval: OffsetInterval) -> None:
+        slices = self._run_slices(state, interval)
+        if slices is None:
+            return
         latest = LatestRows(self._decoder.keys, state.schema)
-        limit = UPSERT_BYTES
-        counted = CopyReport(self._target.name)
-        with ExitStack() as stack:
-            quarantine = self._begin_quarantine(stack, interval)
-            for rows, deleted, records in self._read(interval, quarantine, counted):
-                latest.add(conform(rows, state.schema), deleted, records["partition"], records["offset"])
-                if latest.nbytes > limit:
-                    latest.compact()
-                    if latest.nbytes > UPSERT_BYTES and counted.records > 1:
-                        raise TooManyChanges
-                    limit = latest.nbytes + UPSERT_BYTES // 2
-            changes = latest.changes()
-            if quarantine is not None and not quarantine.commit():
-                return
+        for part in slices:
+            if part.latest is not None:
+                latest.extend(part.latest)
+                part.latest = None
+        changes = latest.changes()
+        counted = self._counts(slices)
         counted.rows, counted.deleted = changes.rows.num_rows, changes.deleted.num_rows
         self._commit(
             state,
@@ -397,41 +395,85 @@ class TableCopy:
             counted,
         )
 
-    def _begin_quarantine(self, stack: ExitStack, interval: OffsetInterval) -> Quarantine | None:
-        if self._quarantine is None:
-            return None
-        fingerprint = self._options.fingerprint()
-        return stack.enter_context(
-            Quarantine(self._quarantine, interval.before, interval.after, fingerprint, self._env)
-        )
-
-    def _read(
-        self, interval: OffsetInterval, quarantine: Quarantine | None, counted: CopyReport
-    ) -> Iterator[tuple[pa.RecordBatch, pa.BooleanArray, pa.RecordBatch]]:
-        """Yield rows, whether they are deleted, and their records. Bad records are quarantined, skipped or raised."""
-        for records in self._records(interval):
-            counted.records += records.num_rows
-            decoded = self._decoder.decode(records)
-            if decoded.reasons:
-                counted.bad_records += len(decoded.reasons)
-                if self._options.bad_records == "fail":
-                    raise self._error_of(records, decoded.reasons)
-                if quarantine is not None:
-                    quarantine.add(bad_records(records, decoded.reasons, self._topic))
-            yield decoded.valid(records)
-
-    def _records(self, interval: OffsetInterval) -> Iterator[pa.RecordBatch]:
+    def _run_slices(self, state: TableState, interval: OffsetInterval) -> list[SliceRows] | None:
+        """Return the rows of all slices of an interval, after quarantining its bad records. Return None if another run
+        has quarantined them, so the interval must be copied again.
+        """
+        slices: list[SliceRows] = []
         try:
-            parts = self._view.plan(interval.ranges, READ_COMMITTED)
-            yield from read_parts(parts, self._decoder.columns, batch_bytes=self.batch_bytes)
+            for _, result in self._runner.run(self._slices(state, interval)):
+                if isinstance(result, BadRecord):
+                    raise self._error_of(result)
+                if isinstance(result, Exception):
+                    raise result
+                slices.append(result)
+            is_quarantined = self._add_to_quarantine(slices, interval)
+        except Exception:
+            with suppress(SparklogError, OSError):
+                self._discard(slices)
+            raise
+        if not is_quarantined:
+            self._discard(slices)
+            return None
+        return slices
+
+    def _slices(self, state: TableState, interval: OffsetInterval) -> list[SliceWork]:
+        """Divide an interval into the work of tasks."""
+        if not interval.ranges:
+            return []
+        target, version = self._target.for_tasks(state)
+        stored = self._view.stored(interval.ranges)
+        divided = divide(interval.ranges, stored, self._runner.parallelism, self.min_slice_records)
+        try:
+            plans = [TaskParts(self._view.plan(ranges, READ_COMMITTED)) for ranges in divided]
         except NotFound as error:
             raise MissingRecords(error) from error
+        return [
+            SliceWork(
+                title=f"slice {number} of {len(plans)} of topic {self._topic}",
+                nbytes=sum(part.nbytes for part in parts),
+                parts=parts,
+                decoder=self._decoder,
+                bad_records=self._options.bad_records,
+                target=target,
+                state=version,
+                topic_id=interval.after.topic_id,
+                max_changes=UPSERT_BYTES // len(plans),
+                max_bad=BAD_RECORD_BYTES // len(plans),
+                batch_bytes=self.batch_bytes,
+                env=self._env,
+            )
+            for number, parts in enumerate(plans, 1)
+        ]
 
-    def _error_of(self, records: pa.RecordBatch, reasons: Mapping[int, str]) -> BadRequest:
-        row = min(reasons)
-        partition, offset = records["partition"][row].as_py(), records["offset"][row].as_py()
+    def _discard(self, slices: Sequence[SliceRows]) -> None:
+        """Delete the files of slices, which no commit contains."""
+        if paths := [file.path for part in slices for file in part.files]:
+            self._target.delete_files(paths)
+
+    def _add_to_quarantine(self, slices: Sequence[SliceRows], interval: OffsetInterval) -> bool:
+        """Quarantine the bad records of an interval. Return False if the interval must be copied again."""
+        if self._quarantine is None:
+            return True
+        fingerprint = self._options.fingerprint()
+        with Quarantine(self._quarantine, interval.before, interval.after, fingerprint, self._env) as quarantine:
+            for part in slices:
+                for bad in part.bad:
+                    quarantine.add(bad)
+                part.bad = []
+            return quarantine.commit()
+
+    def _counts(self, slices: Sequence[SliceRows]) -> CopyReport:
+        counted = CopyReport(self._target.name)
+        for part in slices:
+            counted.records += part.records
+            counted.rows += part.rows
+            counted.bad_records += part.bad_count
+        return counted
+
+    def _error_of(self, bad: BadRecord) -> BadRequest:
         return BadRequest(
-            f"{self._topic}-{partition} offset {offset}: {reasons[row]}; use "
+            f"{self._topic}-{bad.partition} offset {bad.offset}: {bad.reason}; use "
             f"{option_value('bad_records', 'quarantine')} or skip to continue without it"
         )
 

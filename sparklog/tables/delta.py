@@ -29,6 +29,7 @@ import json
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from typing import IO, Any, cast
 from urllib.parse import unquote
 
@@ -128,6 +129,9 @@ class DeltaLakeTable:
         with self._commit_errors(table.version(), None):
             table.alter.add_columns(fields, commit_properties=CommitProperties(max_commit_retries=0))
         return self._loaded()
+
+    def for_tasks(self, state: TableState) -> tuple[DeltaLakeTable, TableState]:
+        return self, replace(state, handle=None)
 
     def partition_values(self, state: TableState, rows: pa.RecordBatch) -> pa.RecordBatch:
         by, names = state.partitioning

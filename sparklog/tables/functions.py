@@ -16,9 +16,10 @@ from sparklog.log.state.view import LogView
 from sparklog.log.topic.root import ROOT, Root, RootView, open_root
 from sparklog.opening import open_view, resolve
 from sparklog.storage.store import Store
-from sparklog.tables.copy import BadRecords, CopyReport, TableCopy, TableCopyOptions
+from sparklog.tables.copy import CopyReport, TableCopy, TableCopyOptions
 from sparklog.tables.iceberg_catalog import open_catalog, table_identifier
 from sparklog.tables.rows import RowOptions
+from sparklog.tables.slices import BadRecords
 from sparklog.tables.target import TargetTable, parse_partition_by
 from sparklog.tables.watermark import NewTopic
 

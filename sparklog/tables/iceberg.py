@@ -24,7 +24,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import IO, Any, cast
 
 import pyarrow as pa
@@ -151,6 +151,15 @@ class IcebergTable:
             raise BadRequest(f"cannot change the columns of table {self.name}: {error}") from None
         self._commit(transaction)
         return self._state(self._loaded())
+
+    def for_tasks(self, state: TableState) -> tuple[IcebergTable, TableState]:
+        table: Table = state.handle
+        # Tasks need the schema, the partitioning and the properties. A history may be large.
+        history: dict[str, Any] = {"snapshots": [], "snapshot_log": [], "metadata_log": [], "refs": {}}
+        metadata = table.metadata.model_copy(update={**history, "current_snapshot_id": None})
+        catalog: Any = _LoadedCatalog()
+        catalog.table = Table(table.name(), metadata, table.metadata_location, table.io, catalog, table.config)
+        return IcebergTable(catalog, self._identifier, self._new_id), replace(state, handle=catalog.table)
 
     def partition_values(self, state: TableState, rows: pa.RecordBatch) -> pa.RecordBatch:
         table: Table = state.handle
@@ -441,6 +450,16 @@ class _SingleAttempt:
             if sqlstate(error) in ROLLED_BACK:
                 raise _RejectedError(added) from error
             raise
+
+
+@dataclass
+class _LoadedCatalog:
+    """The catalog of a table in a task, which contains only one version of the table."""
+
+    table: Table | None = None
+
+    def load_table(self, identifier: tuple[str, ...]) -> Table | None:
+        return self.table
 
 
 def _names_in_file(table: Table, file_schema: pa.Schema, schema: pa.Schema) -> list[str | None]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -39,6 +40,16 @@ class LatestRows:
         table = pa.table(columns, names=[*rows.schema.names, OFFSET, PARTITION, DELETED])
         self._rows.append(table)
         self.nbytes += table.nbytes
+
+    def extend(self, other: LatestRows) -> None:
+        """Add the rows of another slice of the interval."""
+        self._rows += other._rows
+        self.nbytes += other.nbytes
+
+    def __getstate__(self) -> dict[str, Any]:
+        # A task only sends the latest rows of its slice to the driver.
+        self.compact()
+        return self.__dict__
 
     def compact(self) -> None:
         """Drop all rows except the latest row of each key."""

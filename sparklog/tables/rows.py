@@ -378,7 +378,7 @@ class NewColumns(Exception):  # noqa: N818
     """The rows have columns that the table does not have."""
 
     def __init__(self, schema: pa.Schema) -> None:
-        super().__init__(schema.names)
+        super().__init__(schema)
         self.schema = schema
 
 

@@ -173,6 +173,11 @@ class TargetTable(Protocol):
         `BadRequest` if the format does not support a type.
         """
 
+    def for_tasks(self, state: TableState) -> tuple[TargetTable, TableState]:
+        """Return the table and a version in a form that can be pickled, to write files in a Spark task. The returned
+        table can neither be loaded nor changed.
+        """
+
     def partition_values(self, state: TableState, rows: pa.RecordBatch) -> pa.RecordBatch:
         """Return the values of the partition fields for each row. An unpartitioned table has no columns."""
 

@@ -19,7 +19,7 @@ import pytest
 
 from sparklog.cli.commands.jobs import HELP
 from sparklog.format.offset_map import slot_count
-from sparklog.jobs import compact, from_delta, mirror, retain, to_delta, verify
+from sparklog.jobs import compact, from_delta, mirror, retain, to_delta, to_iceberg, verify
 from sparklog.limits import DEFAULTS
 from sparklog.maintenance.leases import LEASE_MS
 from sparklog.maintenance.work_items import Settings
@@ -35,6 +35,7 @@ JOBS: dict[str, Callable[[list[str]], object]] = {
     "jobs/verify.py": verify.arguments,
     "jobs/to_delta.py": to_delta.arguments,
     "jobs/from_delta.py": from_delta.arguments,
+    "jobs/to_iceberg.py": to_iceberg.arguments,
 }
 MAINTENANCE = {"jobs/compact.py", "jobs/retain.py"}
 FIELDS = re.compile(r"(\S+ +\S+ +\S+ +\S+ +\S+) +(.*)")

@@ -116,6 +116,9 @@ class MemoryTable:
         fields = [added.pop(column.name, column) for column in state.schema]
         return self._state(self.catalog.change(schema=pa.schema([*fields, *added.values()])))
 
+    def for_tasks(self, state: TableState) -> tuple[MemoryTable, TableState]:
+        return self, state
+
     def partition_values(self, state: TableState, rows: pa.RecordBatch) -> pa.RecordBatch:
         by: PartitionBy | None = state.partitioning
         if by is None or by.transform != "day":

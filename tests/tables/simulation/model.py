@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -17,10 +17,12 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 import sparklog
-from sparklog.errors import Conflict, NotFound, Unavailable
+from sparklog.errors import Conflict, NotFound, SparklogError, Unavailable
 from sparklog.log.topic.root import Root, RootView, open_root
-from sparklog.tables.copy import TableCopy, TableCopyOptions
+from sparklog.maintenance.work_items import T, WorkItem
+from sparklog.tables.copy import IN_PROCESS, TableCopy, TableCopyOptions
 from sparklog.tables.rows import RowOptions
+from sparklog.tables.slices import SliceWork
 from sparklog.tables.target import NewFile, NewOutput, RowChanges, TableLayout, TableState
 from sparklog.tables.watermark import Watermark
 from sparklog.testing.faulty_store import Crash, Decide
@@ -144,6 +146,34 @@ class FaultyTable(MemoryTable):
 
 
 @dataclass
+class SimulatedTasks:
+    """Tasks that run in any order. The results of some attempts are lost, and some attempts run again later."""
+
+    run_: CopyRun
+    actor: Actor
+    failures: float
+    parallelism = 3
+    delayed: list[SliceWork] = field(default_factory=list)
+
+    def run(self, works: Sequence[T]) -> Iterator[tuple[T, Any]]:
+        for work in [*self.delayed, *works]:
+            if self.actor.random.random() < self.failures:
+                self.attempt(work)
+                self.run_.count("repeated attempts")
+        self.delayed = [work for work in works if isinstance(work, SliceWork)]
+        if len(works) > 1:
+            self.run_.count("divided intervals")
+        for work in self.actor.random.sample(works, len(works)):
+            yield work, self.attempt(work)
+
+    def attempt(self, work: WorkItem) -> Any:
+        try:
+            return work.run()
+        except SparklogError as error:
+            return error
+
+
+@dataclass
 class CopyRun(SimulatedRun):
     """One simulated run with the profile `append` or `upsert`."""
 
@@ -154,6 +184,8 @@ class CopyRun(SimulatedRun):
     """The numbers of those that are not valid rows."""
     table: FaultyCatalog = field(init=False)
     quarantine: FaultyCatalog = field(init=False)
+    task_failures: float | None = None
+    """The share of the attempts of tasks whose results are lost, or None if no tasks are used."""
 
     PROFILES = ("append", "upsert")
     STREAM = "table copies"
@@ -173,6 +205,7 @@ class CopyRun(SimulatedRun):
         setup = self.world.spawn("setup", lambda actor: None)
         root = open_root(self.world.store, create=True, env=setup.env)
         root.create_topic(TOPIC, partitions=PARTITIONS, configs=COMPACTED if is_upsert else {})
+        self.task_failures = source.choice([None, 0.0, 0.2])
         kinds_of_store = source.choice([(), ERRORS, ERRORS + CRASHES])
         for number in range(2):
             self.spawn(f"producer-{number}", producer(self, 12))
@@ -189,7 +222,10 @@ class CopyRun(SimulatedRun):
     def table_copy(self, root: Root, actor: Actor) -> TableCopy:
         table = FaultyTable(self.table, actor, "t")
         quarantine = FaultyTable(self.quarantine, actor, "q") if self.profile == "append" else None
-        return TableCopy(RootView(root), TOPIC, table, self.options(actor.random), quarantine, actor.note)
+        runner = IN_PROCESS if self.task_failures is None else SimulatedTasks(self, actor, self.task_failures)
+        copy = TableCopy(RootView(root), TOPIC, table, self.options(actor.random), quarantine, actor.note, runner)
+        copy.min_slice_records = 1
+        return copy
 
     def check_result(self) -> None:
         self.land_late_requests()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -18,11 +18,12 @@ from sparklog.tables.copy import OffsetInterval, TableCopy
 from sparklog.tables.data_files import DataFileWriter
 from sparklog.tables.latest import LatestRows
 from sparklog.tables.quarantine import Quarantine
+from sparklog.tables.slices import SliceRows
 from sparklog.tables.target import NewFile, TableState, TargetTable
 from sparklog.tables.watermark import TopicSnapshot, Watermark
 from tests.support.simulation.sweeps import BrokenRule, Patch, broken_rules
 from tests.tables.memory_table import MemoryTable
-from tests.tables.simulation.model import FaultyTable
+from tests.tables.simulation.model import FaultyTable, SimulatedTasks
 from tests.tables.simulation.test_simulation import COPIES
 
 pytestmark = pytest.mark.sweep
@@ -164,6 +165,28 @@ def files_of_a_conflict_are_committed_by_name(patch: Patch) -> None:
     patch.setattr(DataFileWriter, "__init__", init)
 
 
+def all_attempts_are_committed(patch: Patch) -> None:
+    """The results of a repeated attempt are committed in addition to those of the first attempt."""
+
+    def run(self: SimulatedTasks, works: Sequence[Any]) -> Iterator[tuple[Any, Any]]:
+        for work in works:
+            yield work, self.attempt(work)
+            if self.actor.random.random() < self.failures:
+                yield work, self.attempt(work)
+
+    patch.setattr(SimulatedTasks, "run", run)
+
+
+def a_slice_is_skipped(patch: Patch) -> None:
+    """The watermark passes the records of a slice whose task has failed."""
+    real = SimulatedTasks.attempt
+    patch.setattr(
+        SimulatedTasks,
+        "attempt",
+        lambda self, work: SliceRows() if isinstance(result := real(self, work), Unavailable) else result,
+    )
+
+
 def deleted_keys_are_forgotten(patch: Patch) -> None:
     """A tombstone does not delete the row of an earlier interval."""
     real = LatestRows.changes
@@ -195,6 +218,8 @@ def the_first_record_of_a_key_wins(patch: Patch) -> None:
     BrokenRule(bad_records_are_committed_again, "append", SEEDS),
     BrokenRule(bad_records_are_not_committed, "append", range(600, 800), first=707),
     BrokenRule(files_of_a_conflict_are_committed_by_name, "append", SEEDS),
+    BrokenRule(all_attempts_are_committed, "append", SEEDS),
+    BrokenRule(a_slice_is_skipped, "append", SEEDS),
     BrokenRule(deleted_keys_are_forgotten, "upsert", SEEDS),
     BrokenRule(the_first_record_of_a_key_wins, "upsert", SEEDS),
 )

@@ -15,7 +15,11 @@ COPIES = Simulation(CopyRun, "tests/tables/simulation/test_simulation.py")
         numbers.TABLE_COPIES,
         per_seed=dict.fromkeys(("commits", "copied records"), 1),
         at_least=dict.fromkeys(
-            ("conflicts", "lost responses", "late commits", "late conflicts", "compacted", "crashes"), 1
+            (
+                *("conflicts", "lost responses", "late commits", "late conflicts", "compacted", "crashes"),
+                *("divided intervals", "repeated attempts"),
+            ),
+            1,
         ),
     )
 )
