@@ -14,7 +14,8 @@ from typing import Any
 import pyarrow as pa
 
 from sparklog.common.lazy import install_command
-from sparklog.errors import BadRequest
+from sparklog.errors import BadRequest, shortened
+from sparklog.format.avro_json import NAMED_TYPES, AvroJson
 from sparklog.format.json_columns import loads
 from sparklog.format.registered import AVRO, InvalidValueError, RegisteredSchema, SchemaFormat, call_library
 
@@ -23,7 +24,6 @@ PLAIN_TYPES = {
     "null": pa.null(), "boolean": pa.bool_(), "int": pa.int32(), "long": pa.int64(), "float": pa.float32(),
     "double": pa.float64(), "bytes": pa.binary(), "string": pa.string(), "enum": pa.string(),
 }  # fmt: skip
-NAMED_TYPES = ("record", "error", "enum", "fixed")
 LOGICAL_TYPES = {
     ("int", "date"): pa.date32(), ("int", "time-millis"): pa.time32("ms"), ("long", "time-micros"): pa.time64("us"),
     ("long", "timestamp-millis"): pa.timestamp("ms", "UTC"), ("long", "timestamp-micros"): pa.timestamp("us", "UTC"),
@@ -43,6 +43,7 @@ class AvroFormat(SchemaFormat):
     """Avro values with the schemas of a `SchemaSource`, or with one schema."""
 
     schema_type, title = AVRO, "Avro"
+    _json: AvroJson | None = None
 
     def parse_schema(self, schema: RegisteredSchema) -> Any:
         """Return the schema as fastavro parses it, with the definitions of the schemas that it refers to."""
@@ -80,13 +81,18 @@ class AvroFormat(SchemaFormat):
 
     def text_of(self, body: bytes, schema: Any) -> bytes:
         stream, line = io.BytesIO(body), io.StringIO()
-        # The names of records in a union are part of Avro's JSON encoding.
-        names = {"return_record_name": True, "return_record_name_override": True}
-        value = call_library(lambda: fastavro().schemaless_reader(stream, schema, None, **names), TRUNCATED)
+        # The names of records, enums and fixed types in a union are part of Avro's JSON encoding.
+        value = call_library(
+            lambda: fastavro().schemaless_reader(stream, schema, None, return_named_type=True), TRUNCATED
+        )
         if rest := len(stream.read()):
             raise ValueError(_bytes_after(rest))
         call_library(lambda: fastavro().json_writer(line, schema, [value]), "the value cannot be represented in JSON")
-        return line.getvalue().encode()
+        text = line.getvalue()
+        if "NaN" in text or "Infinity" in text:
+            # These constants are not JSON. They are written as strings, as by Java.
+            text = json.dumps(json.loads(text, parse_constant=str))
+        return text.encode()
 
     def bytes_of(self, value: Any, schema: Any) -> bytes:
         body = io.BytesIO()
@@ -97,10 +103,43 @@ class AvroFormat(SchemaFormat):
         return body.getvalue()
 
     def bytes_of_text(self, text: str, schema: Any) -> bytes:
-        loads(text)
-        hint = 'a field is missing, or the value of a union is not written as {"string": "x"}'
-        value = call_library(lambda: list(fastavro().json_reader(io.StringIO(text), schema)), hint)[0]
+        if self._json is None or self._json.schema is not schema:
+            self._json = AvroJson(schema)
+        try:
+            value = self._json.value(loads(text))
+        except RecursionError:
+            raise ValueError("nested too deeply") from None
         return self.bytes_of(value, schema)
+
+    def _encode(self, column: pa.Array) -> pa.Array:
+        _, schema = self._frame()
+        encoded = super()._encode(column)
+        if not _has_type(column.type, schema):
+            # fastavro truncates 1.5 to an integer, and writes integers that are out of range.
+            for value in column.to_pylist(maps_as_pydicts="strict"):
+                if value is not None:
+                    _validate(value, schema)
+        return encoded
+
+
+def _has_type(kind: pa.DataType, schema: Any) -> bool:
+    """Return True if a column has the type of the schema, so that all its values match the schema."""
+    try:
+        return bool(kind == arrow_type(schema))
+    except BadRequest:
+        return False
+
+
+def _validate(value: Any, schema: Any) -> None:
+    validation = import_module("fastavro.validation")
+    try:
+        validation.validate(value, schema)
+    except validation.ValidationError as error:
+        # The last error of a union is about the type that is not null.
+        wrong = error.errors[-1]
+        expected = wrong.schema["type"] if isinstance(wrong.schema, dict) else wrong.schema
+        where = f"{wrong.field}: " if wrong.field else ""
+        raise InvalidValueError(f"{where}expected {expected}, found {shortened(wrong.datum)}") from None
 
 
 def _bytes_after(rest: int) -> str:
