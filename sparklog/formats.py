@@ -154,8 +154,14 @@ def encode_records(
     return records
 
 
-def open_format(name: str, schema: Schemas = None) -> ValueFormat:
-    """Return a format, and read its schemas."""
+def open_format(name: str, schema: Schemas = None, message: str | None = None) -> ValueFormat:
+    """Return a format, and read its schemas.
+
+    Args:
+        name: One of `FORMATS`.
+        schema: As in `decode`.
+        message: The full name of a Protobuf message type. Default: the type of the subject, or the first type.
+    """
     if name not in SCHEMA_FORMATS:
         if schema is not None:
             names = f"{', '.join(SCHEMA_FORMATS[:-1])} and {SCHEMA_FORMATS[-1]}"
@@ -171,10 +177,10 @@ def open_format(name: str, schema: Schemas = None) -> ValueFormat:
         return json.dumps(parsed) if isinstance(parsed, str) and name != "protobuf" else parsed
 
     if isinstance(schema, (SchemaRegistry, Subject)):
-        return schema_format(name, schema)
+        return schema_format(name, schema, message)
     if isinstance(schema, Mapping) and bool(schema) and all(isinstance(number, int) for number in schema):
-        return schema_format(name, {number: given(text) for number, text in schema.items()})
-    return schema_format(name, given(schema))
+        return schema_format(name, {number: given(text) for number, text in schema.items()}, message)
+    return schema_format(name, given(schema), message)
 
 
 @dataclass(frozen=True)
@@ -193,11 +199,8 @@ class ColumnFormats:
         """Open the formats. If a schema is a `SchemaRegistry`, it is replaced with the subject `<topic>-key` or
         `<topic>-value`. Raises `BadRequest` for a format without a type.
         """
-        schemas = [
-            schema.subject(f"{topic}-{name}") if _is_registry(schema) else schema
-            for name, schema in (("key", key_schema), ("value", value_schema))
-        ]
-        formats = _open_formats(key, schemas[0], value, schemas[1])
+        key_schema, value_schema = subject_of(key_schema, topic, "key"), subject_of(value_schema, topic, "value")
+        formats = _open_formats(key, key_schema, value, value_schema)
         for name, opened_format in formats.items():
             if opened_format.arrow_type() is None:
                 raise BadRequest(
@@ -278,6 +281,11 @@ def schema_of_topic(schema: Schemas, records: pa.Table | pa.RecordBatch, name: s
     topics = records.column("topic").unique().to_pylist()
     subject = schema.subject(f"{topics[0]}-{name}") if len(topics) == 1 else None
     return subject if subject is not None and subject.exists() else schema
+
+
+def subject_of(schema: Schemas, topic: str, name: str) -> Schemas:
+    """Return the subject `<topic>-value` or `<topic>-key` instead of a registry."""
+    return schema.subject(f"{topic}-{name}") if _is_registry(schema) else schema
 
 
 def _is_registry(schema: Schemas) -> TypeGuard[SchemaRegistry]:

@@ -3,7 +3,7 @@
 # Do not import annotations from `__future__` (see `sparklog.console.options`).
 
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args
@@ -37,6 +37,10 @@ FORMAT_LIST = f"{', '.join(get_args(Format)[:-1])} or {get_args(Format)[-1]}"
 SCHEMA_FORMATS = ("avro", "json-schema", "protobuf")
 
 SCHEMA_HELP = "File with the schema of {}. If a schema registry was used, specify ID=FILE for each schema id."
+MESSAGE_HELP = (
+    "Full name of the Protobuf message type of {}. The message type in the prefix of a schema registry takes"
+    " precedence when {} are read."
+)
 
 
 @dataclass
@@ -57,6 +61,16 @@ class Formats:
     ] = None
     key_schema: Annotated[list[str] | None, Option(metavar="[ID=]FILE", help=SCHEMA_HELP.format("keys"))] = None
     value_schema: Annotated[list[str] | None, Option(metavar="[ID=]FILE", help=SCHEMA_HELP.format("values"))] = None
+    key_message: Annotated[
+        str | None,
+        Option(metavar="NAME", help=MESSAGE_HELP.format("keys", "keys"), show_default="the first type in the schema"),
+    ] = None
+    value_message: Annotated[
+        str | None,
+        Option(
+            metavar="NAME", help=MESSAGE_HELP.format("values", "values"), show_default="the first type in the schema"
+        ),
+    ] = None
     schema_registry: RegistryOption = None
     registry_config: RegistryConfigOption = None
     registry_cache: RegistryCacheOption = None
@@ -68,20 +82,6 @@ class Formats:
         registry = self.registry()
         return RecordValues(*(self._format(part, registry) for part in PARTS))
 
-    def values_to_write(self, topic: str, *, auto_register: bool = False) -> "RecordValues":
-        """Return the formats for parsing records of a topic.
-
-        If there is a registry, a schema that is given as a file is registered in the subject `<topic>-value` or
-        `<topic>-key`. If `auto_register` is False, the schema must be registered already. Without a file, the latest
-        schema of the subject is used.
-        """
-        from sparklog.cli.record_text import RecordValues
-
-        registry = self.registry()
-        if registry is None:
-            return self.values()
-        return RecordValues(*(self._format_to_write(part, registry, topic, auto_register) for part in PARTS))
-
     def parse_key(self, text: str, topic: str | None) -> "tuple[bytes, RecordValues]":
         """Return the bytes of a key, and the formats for printing its record. If there is no format, keys are bytes."""
         from sparklog.cli.record_text import RecordValues
@@ -91,12 +91,12 @@ class Formats:
         name, value = self.key_format or "string", self._format("value", registry)
         if name == "string" and not self.key_schema:
             return parse_key(text), RecordValues(None, value)
-        key = one_format(name, self.key_schema, "key", registry)
+        key = one_format(name, self.key_schema, "key", registry, self.key_message)
         if registry is None or name not in SCHEMA_FORMATS:
             return parse_key(text, key or name), RecordValues(key, value)
         if topic is None:
             raise BadParameter("keys with schemas can be looked up in one topic only", param_hint="'--key'")
-        return parse_key(text, self._format_to_write("key", registry, topic, False) or name), RecordValues(key, value)
+        return parse_key(text, self.format_to_write("key", registry, topic) or name), RecordValues(key, value)
 
     def registry(self) -> "SchemaRegistry | None":
         """Return the schema registry of the options."""
@@ -106,34 +106,64 @@ class Formats:
             raise BadParameter(f"a schema registry requires --key-format or --value-format with one of {names}")
         return registry
 
-    def _chosen(self, part: str) -> tuple[str | None, list[str] | None]:
-        return (self.key_format, self.key_schema) if part == "key" else (self.value_format, self.value_schema)
-
     def _format(self, part: str, registry: "SchemaRegistry | None") -> "ValueFormat | None":
-        return one_format(*self._chosen(part), part, registry)
+        name, files, message = (getattr(self, f"{part}_{option}") for option in ("format", "schema", "message"))
+        return one_format(name, files, part, registry, message)
 
-    def _format_to_write(
-        self, part: str, registry: "SchemaRegistry", topic: str, auto_register: bool
+    def format_to_write(
+        self,
+        part: str,
+        registry: "SchemaRegistry",
+        topic: str,
+        *,
+        auto_register: bool = False,
+        references: Sequence[tuple[str, str, int]] = (),
     ) -> "ValueFormat | None":
-        name, files = self._chosen(part)
+        """Return the format for writing keys or values (`part`) with a schema registry.
+
+        A schema that is given as a file is registered in the subject `<topic>-value` or `<topic>-key`. If
+        `auto_register` is False, the schema must be registered already. Without a file, the latest schema of the
+        subject is used.
+
+        Args:
+            part: `key` or `value`.
+            registry: The schema registry.
+            topic: The topic.
+            auto_register: True to register the schema.
+            references: The name, the subject and the version of each schema that the schema in the file refers to.
+        """
+        name, files, message = (getattr(self, f"{part}_{option}") for option in ("format", "schema", "message"))
         if name not in SCHEMA_FORMATS:
-            return one_format(name, files, part, registry)
+            return one_format(name, files, part, registry, message)
         from sparklog.schemas.opening import subject_format
 
+        check_message(name, message, part)
         if files is not None and (len(files) > 1 or "=" in files[0]):
             raise BadParameter("expected one FILE, because the registry has the id", param_hint=f"'--{part}-schema'")
         text = None if files is None else read_text(Path(files[0]), f"--{part}-schema")
-        return subject_format(name, registry.subject(f"{topic}-{part}"), text, auto_register=auto_register)
+        subject = registry.subject(f"{topic}-{part}", message=message)
+        return subject_format(name, subject, text, auto_register=auto_register, references=references)
 
 
 PARTS = ("key", "value")
 
 
+def check_message(name: str | None, message: str | None, part: str) -> None:
+    """Raise a usage error for a message type of a format other than Protobuf."""
+    if message is not None and name != "protobuf":
+        raise BadParameter(f"a message type requires --{part}-format protobuf", param_hint=f"'--{part}-message'")
+
+
 def one_format(
-    name: str | None, schemas: list[str] | None, part: str, registry: "SchemaRegistry | None" = None
+    name: str | None,
+    schemas: list[str] | None,
+    part: str,
+    registry: "SchemaRegistry | None" = None,
+    message: str | None = None,
 ) -> "ValueFormat | None":
     """Return the format of the key or value (`part`). The schemas are in files, or in a registry."""
     option = f"'--{part}-schema'"
+    check_message(name, message, part)
     if schemas and name not in SCHEMA_FORMATS:
         raise BadParameter(f"a schema requires --{part}-format {' or '.join(SCHEMA_FORMATS)}", param_hint=option)
     if name is None:
@@ -159,7 +189,7 @@ def one_format(
         raise BadParameter(
             f"expected one FILE, or ID=FILE with different ids, found {' '.join(schemas)}", param_hint=option
         )
-    return open_format(name, framed or Path(schemas[0]))
+    return open_format(name, framed or Path(schemas[0]), message)
 
 
 Formatter = Callable[["pa.RecordBatch"], bytes]

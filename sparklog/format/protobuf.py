@@ -32,6 +32,7 @@ import tempfile
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta, timezone
+from functools import cached_property
 from importlib import import_module
 from operator import attrgetter
 from pathlib import Path, PurePosixPath
@@ -181,11 +182,9 @@ class ProtobufSchema:
         """Return the descriptor of a message type. None is the first type of the file."""
         if name is None:
             return self.type_at(FIRST_TYPE)
-        try:
-            return self.pool.FindMessageTypeByName(name)
-        except KeyError:
-            names = ", ".join(each.full_name for each in self._types_in(None))
-            raise BadRequest(f"the Protobuf schema has no message type {name}; found {names}") from None
+        if name not in self._types:
+            raise BadRequest(f"the Protobuf schema has no message type {name}; found {', '.join(self._types)}")
+        return self._types[name]
 
     def type_at(self, path: Sequence[int]) -> Any:
         """Return the descriptor of the message type at a path. Raises `ValueError` if the path does not exist."""
@@ -204,6 +203,17 @@ class ProtobufSchema:
             path.append([each.full_name for each in self._types_in(outer)].index(descriptor.full_name))
             descriptor = outer
         return path[::-1]
+
+    @cached_property
+    def _types(self) -> dict[str, Any]:
+        """The message types in the file by their full names. The types in imported files have no path."""
+        return {each.full_name: each for each in self._all_types_in(None)}
+
+    def _all_types_in(self, outer: Any) -> Iterator[Any]:
+        """Yield the message types in the file or in a type, and the types in these types."""
+        for each in self._types_in(outer):
+            yield each
+            yield from self._all_types_in(each)
 
     def _types_in(self, outer: Any) -> list[Any]:
         # Dictionaries of descriptors are in file order.

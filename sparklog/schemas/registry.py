@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-from sparklog.errors import BadRequest, Corrupt, NotFound
+from sparklog.errors import BadRequest, Corrupt, NotFound, advice
 from sparklog.format.registered import AVRO, RegisteredSchema
 from sparklog.schemas.disk_cache import LATEST, SchemaFiles
 from sparklog.schemas.rest_client import TIMEOUT_S, RestClient
@@ -126,7 +126,7 @@ class SchemaRegistry:
             lambda files: files.version(subject, LATEST) if self._client is None else None,
             path,
             lambda files, found: files.add_version(subject, LATEST, found),
-            f"subject {subject!r}",
+            f"subject {subject!r}" if self._client is not None else f"the latest version of subject {subject!r}",
         )
         self._add_version(subject, document)
         self._recent[path] = (self._clock.now() + RECENT_S, document)
@@ -213,10 +213,11 @@ class SchemaRegistry:
                 return document
         if self._client is None:
             assert files is not None
-            raise NotFound(
-                f"the directory {files.directory} does not contain {content}: read the topic once with the URL of the"
-                " schema registry"
+            once = advice(
+                python="do this once with the URL of the schema registry and this cache directory",
+                shell="run this command once with --schema-registry and this --registry-cache",
             )
+            raise NotFound(f"the directory {files.directory} does not contain {content}: {once}")
         try:
             found = self._client.send("GET", path)
         except NotFound:
@@ -273,6 +274,9 @@ class Subject:
     def __init__(self, registry: SchemaRegistry, name: str, message: str | None = None) -> None:
         self.registry, self.name, self.message = registry, name, message
 
+    def __repr__(self) -> str:
+        return f"Subject({self.registry!r}, {self.name!r}, {self.message!r})"
+
     def schema(self, version: int | None = None) -> RegisteredSchema:
         """Return a version of the schema.
 
@@ -323,11 +327,20 @@ class Subject:
         """
         return self._sent(text, schema_type, references, register=False)
 
+    def unregistered(self, text: str, schema_type: str, references: Iterable[tuple[str, str, int]]) -> RegisteredSchema:
+        """Return a schema without an id, with the schemas that it refers to. The arguments are those of `register`."""
+        document = {"schema": text, "schemaType": schema_type, "references": _documents(references)}
+        return replace(self.registry._resolved(0, document), message=self.message)
+
     def _sent(
         self, text: str, schema_type: str, references: Iterable[tuple[str, str, int]], *, register: bool
     ) -> RegisteredSchema:
-        names = ("name", "subject", "version")
-        documents = [dict(zip(names, reference, strict=True)) for reference in references]
-        schema = self.registry._resolved(0, {"schema": text, "schemaType": schema_type, "references": documents})
-        schema_id = self.registry._send_schema(self.name, schema, documents, register=register)
-        return replace(schema, id=schema_id, message=self.message)
+        references = list(references)
+        schema = self.unregistered(text, schema_type, references)
+        schema_id = self.registry._send_schema(self.name, schema, _documents(references), register=register)
+        return replace(schema, id=schema_id)
+
+
+def _documents(references: Iterable[tuple[str, str, int]]) -> list[dict[str, Any]]:
+    """Return references as in the registry's API."""
+    return [dict(zip(("name", "subject", "version"), reference, strict=True)) for reference in references]

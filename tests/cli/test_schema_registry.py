@@ -91,6 +91,16 @@ def test_without_auto_register_the_schema_must_be_registered(
     assert "expected an Avro schema" in failed.err
 
 
+def test_no_schema_is_registered_for_a_topic_that_cannot_be_written(
+    sparklog: Sparklog, lines_file: LinesFile, tmp_path: Path, server: FakeRegistry
+) -> None:
+    schema = tmp_path / "order.avsc"
+    schema.write_text(ORDER)
+    words = ("produce", "t", *avro(server), "--value-schema", schema, "--file", lines_file(f"{LINE}\n"))
+    sparklog(*words, "--root", tmp_path / "nothing", code=1)
+    assert server.requests == []
+
+
 def test_a_cache_directory_is_read_without_the_registry(
     sparklog: Sparklog, lines_file: LinesFile, tmp_path: Path, server: FakeRegistry
 ) -> None:
@@ -131,6 +141,103 @@ def test_a_value_with_an_unknown_schema_is_one_line(sparklog: Sparklog, root: Pa
     )
 
 
+REFERENCES = {
+    "avro": (
+        "AVRO",
+        '{"type": "record", "name": "shop.Item", "fields": [{"name": "sku", "type": "string"}]}',
+        '{"type": "record", "name": "shop.Order", "fields": [{"name": "item", "type": "shop.Item"}]}',
+        "shop.Item",
+    ),
+    "json-schema": (
+        "JSON",
+        '{"type": "object", "properties": {"sku": {"type": "string"}}, "additionalProperties": false}',
+        '{"type": "object", "properties": {"item": {"$ref": "item.json"}}, "required": ["item"]}',
+        "item.json",
+    ),
+    "protobuf": (
+        "PROTOBUF",
+        'syntax = "proto3"; package shop; message Item { string sku = 1; }',
+        'syntax = "proto3"; package shop; import "item.proto"; message Order { Item item = 1; }',
+        "item.proto",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", list(REFERENCES))
+def test_a_schema_is_registered_with_its_references(
+    sparklog: Sparklog, lines_file: LinesFile, tmp_path: Path, server: FakeRegistry, name: str
+) -> None:
+    schema_type, item, order, reference = REFERENCES[name]
+    server.register("item", item, schema_type)
+    file = tmp_path / "order"
+    file.write_text(order)
+    refs = [{"name": reference, "subject": "item", "version": 1}]
+    words = ("--value-format", name, "--schema-registry", server.url)
+    given = (*words, "--value-schema", file, "--value-refs", json.dumps(refs))
+    # The misspelled field belongs to the schema that is referred to.
+    failed = sparklog("produce", "t", *given, "--file", lines_file('{"item": {"skuu": "a"}}\n'), code=1)
+    assert "skuu" in failed.err
+    assert "line 1, value:" in failed.err
+    lines = lines_file('{"item": {"sku": "a"}}\n')
+    sparklog("produce", "t", *given, "--file", lines)
+    sparklog("produce", "t", *given, "--no-auto-register", "--file", lines)
+    sparklog("produce", "t", *words, "--file", lines)
+    assert sparklog("consume", "t", *words).lines == ['{"item": {"sku": "a"}}'] * 3
+    status, version = server.answer("GET", "/subjects/t-value/versions/latest", None)
+    assert (status, version["version"], version["references"]) == (200, 1, refs)
+    wrong = json.dumps([{**refs[0], "version": 2}])
+    failed = sparklog("produce", "t", *given[:-1], wrong, "--file", lines, code=1)
+    assert f"the schema registry {server.url} does not contain version 2 of the subject 'item'" in failed.err
+    failed = sparklog("produce", "t", *words, "--value-schema", file, "--file", lines, code=1)
+    assert failed.err.count("\n") == 1
+
+
+SHOP = (
+    'syntax = "proto3"; package shop; message Order { int32 id = 1; } message Refund { message Reason { string text ='
+    " 1; } Reason reason = 1; }"
+)
+
+
+def test_the_message_type_of_protobuf_is_an_option(
+    sparklog: Sparklog, root: Path, lines_file: LinesFile, tmp_path: Path, server: FakeRegistry
+) -> None:
+    file = tmp_path / "shop.proto"
+    file.write_text(SHOP)
+    words = ("--value-format", "protobuf", "--schema-registry", server.url)
+    reason, refund = lines_file('{"text": "late"}\n'), '{"reason": {"text": "late"}}'
+    nested = ("--value-message", "shop.Refund.Reason")
+    sparklog("produce", "t", *words, "--value-schema", file, *nested, "--file", reason)
+    sparklog(
+        "produce", "t", *words, "--value-message", "shop.Refund", "--key-separator", "|", "--key-format", "protobuf",
+        "--key-schema", file, "--key-message", "shop.Refund", "--file", lines_file(f"{refund}|{refund}\n"),
+    )  # fmt: skip
+    sparklog("produce", "t", *words, "--file", lines_file('{"id": 5}\n'))
+    body = b"\x0a\6\x0a\4late"
+    assert stored(root) == [
+        (None, b"\0\0\0\0\1\4\2\0\x0a\4late"),
+        (b"\0\0\0\0\1\2\2" + body, b"\0\0\0\0\1\2\2" + body),
+        (None, b"\0\0\0\0\1\0\x08\5"),
+    ]
+    assert sparklog("consume", "t", *words).lines == ['{"text": "late"}', refund, '{"id": 5}']
+    keys = ("--key-format", "protobuf", "--key-message", "shop.Refund", "--key", refund)
+    assert sparklog("get", "t", *words, *keys).lines == [refund]
+    failed = sparklog("produce", "t", *words, "--value-message", "Refund", "--file", reason, code=1)
+    assert "the Protobuf schema has no message type Refund; found shop.Order, shop.Refund, shop.Refund." in failed.err
+
+
+def test_the_message_type_of_plain_protobuf(
+    sparklog: Sparklog, root: Path, lines_file: LinesFile, tmp_path: Path, server: FakeRegistry
+) -> None:
+    file = tmp_path / "shop.proto"
+    file.write_text(SHOP)
+    lines = lines_file('{"text": "late"}\n')
+    for number, schema in enumerate((file, f"7={file}")):
+        words = ("--value-format", "protobuf", "--value-schema", schema, "--value-message", "shop.Refund.Reason")
+        sparklog("produce", "t", *words, "--file", lines)
+        assert sparklog("consume", "t", *words, "--partition", "0", "--offset", number).lines == ['{"text": "late"}']
+    assert stored(root) == [(None, b"\x0a\4late"), (None, b"\0\0\0\0\7\4\2\0\x0a\4late")]
+
+
 @pytest.mark.parametrize(
     ("words", "says"),
     [
@@ -147,6 +254,19 @@ def test_a_value_with_an_unknown_schema_is_one_line(sparklog: Sparklog, root: Pa
         (
             "produce t --value-format avro --schema-registry http://h --value-schema 7=x",
             "expected one FILE, because the registry has the id",
+        ),
+        (
+            "consume t --value-format avro --value-schema x --value-message A",
+            "'--value-message': a message type requires --value-format protobuf",
+        ),
+        (
+            "produce t --value-format avro --schema-registry http://h --value-schema x --value-refs {}",
+            """'--value-refs': expected JSON such as [{"name": "shop.Item", "subject": "item", "version": 1}]""",
+        ),
+        ("produce t --value-format avro --schema-registry http://h --value-refs []", "--value-refs requires --value-"),
+        (
+            'produce t --value-format avro --value-schema x --value-refs [{"name":"a","subject":"b","version":1}]',
+            "'--value-refs': references require --schema-registry",
         ),
     ],
 )

@@ -92,7 +92,7 @@ def test_cache_directory_is_read_without_the_registry(server: FakeRegistry, tmp_
     offline = SchemaRegistry(cache_dir=str(tmp_path / "cache"))
     assert offline.schema(top) == expected == offline.subject("t/../value").schema()
     assert offline.schema(leaf).text == INT
-    with pytest.raises(NotFound, match=r"does not contain schema id 77: read the topic once with the URL"):
+    with pytest.raises(NotFound, match=r"does not contain schema id 77: do this once with the URL"):
         offline.schema(77)
     with pytest.raises(BadRequest, match="subjects cannot be listed without the URL"):
         offline.subjects()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import select
 import sys
@@ -14,18 +15,19 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from click import BadParameter
 
-from sparklog.cli.printing import Formats
+from sparklog.cli.printing import PARTS, Formats
 from sparklog.common.parsing import INT32_MAX
 from sparklog.common.units import count
 from sparklog.console.locations import open_root
 from sparklog.console.options import OneTopic, RootOption, integer_option, unescaped
 from sparklog.console.parameters import Commands, Option
 from sparklog.console.terminal import printable
-from sparklog.errors import BadRequest, NotFound, SparklogError, nearest
+from sparklog.errors import BadRequest, NotFound, SparklogError, nearest, shortened
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
+    from sparklog.cli.record_text import RecordValues
     from sparklog.log.topic.root import Root
     from sparklog.log.topic.topic import Topic
 
@@ -47,6 +49,65 @@ class ProducedFormats(Formats):
             " kafka-avro-console-producer. Otherwise, they must be registered already.",
         ),
     ] = True
+    key_refs: Annotated[
+        str | None,
+        Option(
+            metavar="JSON",
+            needs="--key-schema",
+            help="Schemas that --key-schema refers to, as the property key.refs of kafka-avro-console-producer.",
+        ),
+    ] = None
+    value_refs: Annotated[
+        str | None,
+        Option(
+            metavar="JSON",
+            needs="--value-schema",
+            help="Schemas that --value-schema refers to, as the property value.refs of kafka-avro-console-producer:"
+            ' [{"name": "shop.Item", "subject": "item", "version": 1}].',
+        ),
+    ] = None
+
+    def values_to_write(self, topic: str) -> RecordValues:
+        """Return the formats for parsing records of a topic."""
+        from sparklog.cli.record_text import RecordValues
+
+        registry = self.registry()
+        references = {part: schema_references(getattr(self, f"{part}_refs"), f"'--{part}-refs'") for part in PARTS}
+        if registry is None:
+            for part in PARTS:
+                if references[part]:
+                    raise BadParameter("references require --schema-registry", param_hint=f"'--{part}-refs'")
+            return self.values()
+        return RecordValues(
+            *(
+                self.format_to_write(
+                    part, registry, topic, auto_register=self.auto_register, references=references[part]
+                )
+                for part in PARTS
+            )
+        )
+
+
+def schema_references(text: str | None, option: str) -> list[tuple[str, str, int]]:
+    """Parse references to schemas in a registry. Return the name, the subject and the version of each schema."""
+    if text is None:
+        return []
+    try:
+        documents = json.loads(text)
+        references = [(each["name"], each["subject"], each["version"]) for each in documents]
+        is_valid = isinstance(documents, list) and all(
+            isinstance(name, str) and isinstance(subject, str) and type(version) is int and version > 0
+            for name, subject, version in references
+        )
+    except (ValueError, TypeError, KeyError):
+        is_valid = False
+    if not is_valid:
+        raise BadParameter(
+            'expected JSON such as [{"name": "shop.Item", "subject": "item", "version": 1}],'
+            f" found {shortened(text)}",
+            param_hint=option,
+        )
+    return references
 
 
 @dataclass
@@ -113,7 +174,7 @@ class Lines:
             raise BadParameter(
                 "the lines do not contain keys: specify --key-separator or --json", param_hint="'--key-format'"
             )
-        values = formats.values_to_write(topic, auto_register=formats.auto_register)
+        values = formats.values_to_write(topic)
         if self.as_json:
             return lambda data, line: parse_json(data, line, values)
         parts = {name: unescaped(text) for name, text in texts.items() if text is not None}
@@ -175,11 +236,12 @@ def produce(
     """
     from sparklog.log.write.append_target import WriteOptions
 
-    parse = lines.parser(formats, topic.name)
     options = WriteOptions(codec=compression) if compression else WriteOptions()
     name = topic.name
     opened = open_root(root)
     target = _existing(opened, name, num_partitions)
+    # Only now, because the formats register schemas.
+    parse = lines.parser(formats, name)
     with ExitStack() as stack:
         fd = sys.stdin.fileno() if file is None else stack.enter_context(file.open("rb")).fileno()
         line, appended = 1, 0
