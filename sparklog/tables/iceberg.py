@@ -29,7 +29,7 @@ from typing import IO, Any, cast
 
 import pyarrow as pa
 import pyarrow.parquet as pq
-from pyiceberg.catalog import Catalog
+from pyiceberg.catalog import WAREHOUSE_LOCATION, Catalog
 from pyiceberg.conversions import from_bytes
 from pyiceberg.exceptions import (
     AuthorizationExpiredError,
@@ -64,7 +64,7 @@ from pyiceberg.types import BinaryType, IntegerType, LongType, StringType
 
 from sparklog.errors import BadRequest, Conflict, NotFound, SparklogError, Unavailable
 from sparklog.tables import iceberg_schema
-from sparklog.tables.iceberg_catalog import error_text, sqlstate
+from sparklog.tables.iceberg_catalog import catalog_properties, error_text, sqlstate
 from sparklog.tables.merge import ExistingFile, batch_rows, commit_upsert
 from sparklog.tables.target import NewFile, NewOutput, RowChanges, TableLayout, TableState
 from sparklog.tables.watermark import COMMIT_ID, Watermark
@@ -127,6 +127,13 @@ class IcebergTable:
                     )
             except TableAlreadyExistsError:
                 table = self._catalog.load_table(self._identifier)
+            except ValueError as error:
+                if "location" not in str(error) or self._catalog.properties.get(WAREHOUSE_LOCATION):
+                    raise
+                raise BadRequest(
+                    f"cannot create table {self.name}: the catalog requires the property warehouse, which is the"
+                    f" location of new tables; set it in .pyiceberg.yaml or with {catalog_properties()}"
+                ) from None
         return self._state(table)
 
     def _create_namespace(self, namespace: tuple[str, ...]) -> None:

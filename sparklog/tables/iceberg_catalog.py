@@ -7,7 +7,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from sparklog.common.lazy import install_command
-from sparklog.errors import BadRequest, SparklogError, Unavailable, advice
+from sparklog.errors import BadRequest, SparklogError, Unavailable, advice, did_you_mean
 from sparklog.tables.option_names import option_name
 
 if TYPE_CHECKING:
@@ -15,7 +15,12 @@ if TYPE_CHECKING:
 
 
 def open_catalog(name: str | None, properties: Mapping[str, str]) -> Catalog:
-    """Load a catalog. Raises `BadRequest` if its configuration is invalid or a package is missing."""
+    """Load a catalog.
+
+    Raises:
+        BadRequest: If the configuration of the catalog is invalid, or a package is missing.
+        Unavailable: If the catalog is not available.
+    """
     try:
         pyiceberg: Any = import_module("pyiceberg.catalog")
     except ImportError:
@@ -31,12 +36,28 @@ def open_catalog(name: str | None, properties: Mapping[str, str]) -> Catalog:
         if isinstance(cause, ModuleNotFoundError) and cause.name == "psycopg2":
             command = install_command("iceberg-postgres")
             raise BadRequest(f"Iceberg catalogs in PostgreSQL require psycopg2: {command}") from None
-        text = error_text(cause if isinstance(cause, ModuleNotFoundError) else error)
-        properties_name = advice(python="properties", shell="--catalog-property")
-        raise BadRequest(
-            f"cannot open the Iceberg catalog: {text}; configure it in .pyiceberg.yaml or with {properties_name}"
-        ) from error
+        reason = error_text(cause if isinstance(cause, ModuleNotFoundError) else error)
+        if isinstance(error, ImportError) or type(error).__name__ == "NotInstalledError":
+            raise BadRequest(f"cannot open the Iceberg catalog: {reason}; install the package") from error
+        advised = f"configure it in .pyiceberg.yaml or with {catalog_properties()}"
+        if hasattr(error, "orig"):
+            raise Unavailable(f"cannot open the Iceberg catalog: {reason}; {advised}") from error
+        if "URI missing" in reason:
+            # pyiceberg recommends an option of its own command.
+            reason = "the property uri is missing"
+            known = sorted(pyiceberg.list_catalogs())
+            if not properties and name not in known:
+                reason = (
+                    f"catalog '{name}' is not configured{did_you_mean(name, known)}" if name else "none is specified"
+                )
+                advised += f", or use {option_name('catalog')} with one of {', '.join(known)}" if known else ""
+        raise BadRequest(f"cannot open the Iceberg catalog: {reason}; {advised}") from error
     return catalog
+
+
+def catalog_properties() -> str:
+    """Return the name of the option that sets properties of a catalog."""
+    return advice(python="properties", shell="--catalog-property")
 
 
 def _load(load: Callable[..., Any], name: str | None, properties: Mapping[str, str]) -> Any:

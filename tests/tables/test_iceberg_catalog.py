@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from pyiceberg.catalog.sql import SqlCatalog
 
-from sparklog.errors import BadRequest
+from sparklog.errors import BadRequest, Unavailable
 from sparklog.tables.iceberg_catalog import open_catalog
 from tests.tables.iceberg_catalogs import sql_properties, sqlite_properties
 
@@ -35,7 +35,7 @@ def test_missing_driver_of_postgres_is_named(tmp_path: Path, monkeypatch: pytest
 
 
 def test_error_of_a_database_is_one_line(tmp_path: Path) -> None:
-    with pytest.raises(BadRequest) as caught:
+    with pytest.raises(Unavailable) as caught:
         open_catalog("test", sql_properties(tmp_path, f"sqlite:///{tmp_path}/missing/catalog.db"))
     assert str(caught.value) == (
         "cannot open the Iceberg catalog: unable to open database file; configure it in .pyiceberg.yaml or with "
@@ -48,5 +48,5 @@ def test_other_packages_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         raise ModuleNotFoundError("No module named 'pymysql'", name="pymysql")
 
     monkeypatch.setattr(SqlCatalog, "_init_catalog", missing)
-    with pytest.raises(BadRequest, match="No module named 'pymysql'; configure it in"):
+    with pytest.raises(BadRequest, match="No module named 'pymysql'; install the package"):
         open_catalog("test", sqlite_properties(tmp_path))

@@ -15,6 +15,7 @@ import pyarrow as pa
 import pytest
 from pyiceberg.catalog import Catalog
 from pyiceberg.catalog.sql import SqlCatalog
+from pyiceberg.utils.config import Config
 
 import sparklog
 from sparklog.jobs import to_iceberg
@@ -272,9 +273,24 @@ def test_wrong_options(
 @pytest.mark.parametrize(
     ("properties", "message"),
     [
-        ({"type": "rest", "uri": "http://127.0.0.1:9"}, "cannot open the Iceberg catalog: .*refused"),
-        ({"type": "sql"}, "cannot open the Iceberg catalog"),
-        ({"type": "nothing"}, "cannot open the Iceberg catalog"),
+        ({"type": "rest", "uri": "http://127.0.0.1:9"}, "cannot open the Iceberg catalog: .*refused.*UNAVAILABLE"),
+        (
+            {"type": "sql"},
+            "catalog: the property uri is missing; configure it in .pyiceberg.yaml or with --catalog-property .*BAD_",
+        ),
+        ({"type": "nothing"}, "cannot open the Iceberg catalog: 'nothing' is not a valid CatalogType; configure it"),
+        ({"type": "sql", "uri": "nothing://x"}, "cannot open the Iceberg catalog: .*nothing; configure it"),
+        (
+            {"type": "sql", "uri": "sqlite:////no/such/directory/catalog.db"},
+            r"cannot open the Iceberg catalog: unable to open database file; configure it in .*UNAVAILABLE",
+        ),
+        (
+            {"type": "sql", "uri": "sqlite://"},
+            (
+                r"cannot create table shop.orders: the catalog requires the property warehouse, .*; set it in .pyiceberg"
+                r".yaml or with --catalog-property \[SPARKLOG_BAD_REQUEST\]"
+            ),
+        ),
     ],
 )
 def test_wrong_catalogs(
@@ -284,6 +300,39 @@ def test_wrong_catalogs(
     assert to_iceberg.main(words(tmp_path, properties=properties)) == FAILED
     error = capsys.readouterr().err
     assert re.search(message, error), error
+    assert len(error.splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    ("catalog", "message"),
+    [
+        (
+            (),
+            "catalog: none is specified; configure it in .pyiceberg.yaml or with --catalog-property, or use --catalog",
+        ),
+        (
+            ("--catalog", "prot"),
+            "catalog 'prot' is not configured; did you mean 'prod'?; configure it in .pyiceberg.yaml",
+        ),
+        (("--catalog", "prod"), "cannot open the Iceberg catalog: the property uri is missing; configure it in"),
+    ],
+)
+def test_unknown_catalogs(
+    root: Root,
+    tmp_path: Path,
+    catalog: tuple[str, ...],
+    message: str,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    assert root
+    (tmp_path / ".pyiceberg.yaml").write_text("catalog:\n  prod:\n    type: sql\n")
+    monkeypatch.setenv("PYICEBERG_HOME", str(tmp_path))
+    monkeypatch.setattr("pyiceberg.catalog._ENV_CONFIG", Config())
+    assert to_iceberg.main([*words(tmp_path)[:6], *catalog]) == FAILED
+    error = capsys.readouterr().err
+    assert message in error
+    assert "--uri" not in error
     assert len(error.splitlines()) == 1
 
 
