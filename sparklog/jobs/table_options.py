@@ -78,6 +78,14 @@ class TableJob:
             " used, specify ID=FILE, or --schema-registry instead.",
         ),
     ] = None
+    message: Annotated[
+        str | None,
+        Option(
+            metavar="NAME",
+            help="Full name of the Protobuf message type of the values.",
+            show_default="the first type in the schema",
+        ),
+    ] = None
     schema_registry: RegistryOption = None
     registry_config: RegistryConfigOption = None
     registry_cache: RegistryCacheOption = None
@@ -155,6 +163,7 @@ class TableJob:
             self._schema(),
             comma_separated([self.key_column_list or ""]),
             self.headers,
+            message=self.message,
         )
         self.options = TableCopyOptions(
             rows=rows,

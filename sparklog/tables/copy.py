@@ -90,9 +90,12 @@ class TableCopyOptions:
     def mode(self) -> Mode:
         return "upsert" if self.rows.upsert else "append"
 
-    def fingerprint(self) -> str:
-        """Return a short hash of the options that determine which records are bad."""
-        return hashlib.sha256(repr(self.rows).encode()).hexdigest()[:16]
+    def fingerprint(self, columns: pa.Schema) -> str:
+        """Return a short hash of the options and the columns, which determine which records are bad.
+
+        The columns change if a subject of a schema registry gets a new version.
+        """
+        return hashlib.sha256(f"{self.rows!r} {columns}".encode()).hexdigest()[:16]
 
 
 @dataclass
@@ -455,7 +458,7 @@ class TableCopy:
         """Quarantine the bad records of an interval. Return False if the interval must be copied again."""
         if self._quarantine is None:
             return True
-        fingerprint = self._options.fingerprint()
+        fingerprint = self._options.fingerprint(self._decoder.schema)
         with Quarantine(self._quarantine, interval.before, interval.after, fingerprint, self._env) as quarantine:
             for part in slices:
                 for bad in part.bad:

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, TypedDict
 
 from sparklog.arguments import NAME, NAMES, checked
 from sparklog.common.lazy import install_command
-from sparklog.common.settings import ValueType, int64, one_of, option
+from sparklog.common.settings import ValueType, int64, is_integer, one_of, option
 from sparklog.errors import BadRequest
 from sparklog.log.journal.clocks import Env
-from sparklog.log.read.topic_scan import Position
+from sparklog.log.read.topic_scan import EARLIEST, LATEST, Position
 from sparklog.log.state.view import LogView
 from sparklog.log.topic.root import ROOT, Root, RootView, open_root
 from sparklog.opening import open_view, resolve
@@ -33,6 +33,20 @@ RootLike = Root | Store | str | os.PathLike[str]
 _ANY = ValueType("any value", lambda value: True)
 
 
+def _is_offset(value: object) -> bool:
+    return is_integer(value) or value in (EARLIEST, LATEST)
+
+
+_POSITION = ValueType(
+    "earliest, latest, an offset, or offsets by partition such as {0: 23}",
+    lambda value: (
+        all(map(is_integer, value)) and all(map(_is_offset, value.values()))
+        if isinstance(value, Mapping)
+        else _is_offset(value)
+    ),
+)
+
+
 class TableKeywords(TypedDict, total=False):
     """Options of a copy to a table (see `to_iceberg` and `to_delta`)."""
 
@@ -46,6 +60,9 @@ class TableKeywords(TypedDict, total=False):
     schema: Annotated[Any, option(None,
         "Columns of JSON values such as `id BIGINT, name STRING`, or the schema of the format as in `formats.decode`.",
         _ANY)]
+    message: Annotated[str | None, option(None,
+        "Full name of the Protobuf message type of the values. Default: the first type in the schema.",
+        NAME.or_none())]
     key_columns: Annotated[Sequence[str], option((),
         "Columns of the record key. A single column contains the key as text, several columns are the fields of a JSON "
         "object.", NAMES)]
@@ -58,7 +75,8 @@ class TableKeywords(TypedDict, total=False):
         "Partitioning of a new table: `day(COLUMN)`, `bucket(N, COLUMN)` or `none`. Default: `day(_timestamp)`, or "
         "`bucket(16, KEY)` for upserts.", NAME.or_none())]
     starting_offsets: Annotated[Position | None, option(None,
-        "Offsets to start at if the table contains no copied records, as `start` of `Topic.scan`.", _ANY)]
+        "Offsets to start at if the table contains no copied records, as `start` of `Topic.scan`.",
+        _POSITION.or_none())]
     max_offsets: Annotated[int, option(1_000_000, "Approximate maximum number of records per commit.", int64(1))]
     fail_on_data_loss: Annotated[bool, option(True,
         "False continues if records were deleted from the topic before they were copied.")]
@@ -175,6 +193,7 @@ def copy_topic(
         options.get("schema"),
         tuple(options.get("key_columns", ())),
         options.get("headers", True),
+        message=options.get("message"),
     )
     copy_options = TableCopyOptions(
         rows=rows,

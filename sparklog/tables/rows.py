@@ -26,7 +26,7 @@ import pyarrow.compute as pc
 from sparklog.errors import BadRequest, did_you_mean
 from sparklog.format.arrow_numpy import fixed_array, fixed_values, valid_rows
 from sparklog.format.values import ValueFormat, valid_step
-from sparklog.formats import FORMATS, open_format
+from sparklog.formats import FORMATS, open_format, subject_of
 from sparklog.log.state.record_schema import HEADERS_TYPE
 from sparklog.tables.column_types import table_columns, table_fields
 from sparklog.tables.ddl import parse_ddl, type_name
@@ -71,6 +71,8 @@ class RowOptions:
             fields of a JSON object.
         headers: True if raw and string rows contain the headers.
         metadata: True if rows contain the position of the record.
+        message: The full name of the Protobuf message type of the values. None is the type of the subject, or the first
+            type in the schema.
     """
 
     payload: str = "raw"
@@ -79,12 +81,15 @@ class RowOptions:
     key_columns: tuple[str, ...] = ()
     headers: bool = True
     metadata: bool = True
+    message: str | None = None
 
     def __post_init__(self) -> None:
         if self.payload != "raw" and self.payload not in FORMATS:
             names = ("raw", *FORMATS)
             hint = did_you_mean(self.payload, names)
             raise BadRequest(f"expected a payload of {', '.join(names)}; found {self.payload!r}{hint}")
+        if self.message is not None and self.payload != "protobuf":
+            raise BadRequest(f"{option_name('message')} requires {option_value('payload', 'protobuf')}")
         if self.payload in UNTYPED:
             if self.schema is not None or self.key_columns:
                 raise BadRequest(
@@ -220,7 +225,7 @@ def row_decoder(options: RowOptions, topic: str) -> RowDecoder:
         fields = [pa.field("key", kind, nullable=not options.upsert), pa.field("value", kind)]
         fields += [HEADERS] if options.headers else []
         return RowDecoder(options, topic, schema=_with_position(fields, options))
-    value_columns, columns = _open_values(options)
+    value_columns, columns = _open_values(options, topic)
     types = key_types(columns, options.key_columns)
     keys = {name: pa.field(name, kind, nullable=not options.upsert) for name, kind in types.items()}
     values = {item.name: item for item in columns}
@@ -229,11 +234,12 @@ def row_decoder(options: RowOptions, topic: str) -> RowDecoder:
     return RowDecoder(options, topic, value_columns, types, schema)
 
 
-def _open_values(options: RowOptions) -> tuple[ValueColumns, pa.Schema]:
+def _open_values(options: RowOptions, topic: str) -> tuple[ValueColumns, pa.Schema]:
     if options.payload == "json":
         schema = options.schema if isinstance(options.schema, pa.Schema) else parse_ddl(options.schema)
         return JsonColumns(schema), schema
-    opened = open_format(options.payload, options.schema)
+    schema = subject_of(options.schema, topic, "value")
+    opened = open_format(options.payload, schema, options.message)
     kind = opened.arrow_type()
     columns = table_fields(kind) if kind is not None and pa.types.is_struct(kind) else []
     if not columns:

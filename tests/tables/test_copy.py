@@ -12,9 +12,10 @@ import pytest
 from sparklog.errors import BadRequest, Conflict, NotFound, Unavailable
 from sparklog.log.topic.root import Root, RootView
 from sparklog.log.topic.topic import Topic
+from sparklog.schemas.registry import SchemaRegistry
 from sparklog.tables import copy as copy_module
 from sparklog.tables.copy import TableCopy, TableCopyOptions
-from sparklog.tables.rows import RowOptions
+from sparklog.tables.rows import BAD_RECORD_SCHEMA, RowOptions
 from sparklog.testing.world import DAY_MS, START_MS, World
 from sparklog.transactions.producer import transactional
 from tests.tables.memory_table import MemoryCatalog, MemoryTable
@@ -233,6 +234,18 @@ def test_bad_records_are_quarantined(root: Root, catalog: MemoryCatalog) -> None
     ]
     assert rows[1]["reason"] == "the value does not match id bigint"
     assert positions(catalog) == [(0, 0), (0, 3), (0, 4)]
+
+
+def test_runs_with_the_same_subject_have_the_same_fingerprint() -> None:
+    """After a crash, the next run skips bad records that a run with the same fingerprint has quarantined."""
+
+    def fingerprint(subject: str, url: str = "http://h:8081", columns: pa.Schema = BAD_RECORD_SCHEMA) -> str:
+        schema = SchemaRegistry(url).subject(subject)
+        return TableCopyOptions(RowOptions("avro", schema=schema)).fingerprint(columns)
+
+    found = [fingerprint("a"), fingerprint("b"), fingerprint("a", "http://g"), fingerprint("a", columns=pa.schema([]))]
+    assert found[0] == fingerprint("a")
+    assert len(set(found)) == len(found)
 
 
 def test_quarantine_requires_a_table(root: Root, catalog: MemoryCatalog) -> None:

@@ -9,9 +9,11 @@ import pyarrow as pa
 import pytest
 
 import sparklog
+from sparklog import formats
 from sparklog.errors import BadRequest, NotFound
 from sparklog.tables.iceberg_catalog import open_catalog, table_identifier
 from sparklog.tables.target import PartitionBy, parse_partition_by
+from tests.support.servers import schema_registry
 
 pyiceberg = pytest.importorskip("pyiceberg.catalog", reason="pyiceberg is not installed")
 
@@ -55,8 +57,35 @@ def test_invalid_arguments(tmp_path: Path) -> None:
         sparklog.to_iceberg(root, "t", "shop.t", catalog=catalog, mode="merge")  # type: ignore[arg-type]
     with pytest.raises(BadRequest, match="cannot open the Iceberg catalog"):
         sparklog.to_iceberg(root, "t", "shop.t", catalog={"type": "unknown"})
+    with pytest.raises(BadRequest, match="message requires payload='protobuf'"):
+        sparklog.to_iceberg(root, "t", "shop.t", catalog=catalog, message="A")
+    for offsets in ({"a": 1}, {0: "first"}, {"t": {"0": 3}}, "first", 1.5, [0]):
+        with pytest.raises(
+            BadRequest, match=r"starting_offsets must be earliest, latest, .* such as \{0: 23\} or None"
+        ):
+            sparklog.to_iceberg(root, "t", "shop.t", catalog=catalog, starting_offsets=offsets)  # type: ignore[arg-type]
     with pytest.raises(NotFound, match="topic 'u' does not exist"):
         sparklog.to_iceberg(root, "u", "shop.u", catalog=catalog)
+
+
+SHOP = 'syntax = "proto3"; package shop; message Order { int32 id = 1; } message Refund { string reason = 1; }'
+
+
+def test_a_registry_represents_the_subject_of_the_topic(tmp_path: Path) -> None:
+    pytest.importorskip("grpc_tools")
+    topic = sparklog.open(tmp_path / "log", create=True).create_topic("t")
+    with schema_registry.running() as server:
+        server.register("t-value", SHOP, "PROTOBUF")
+        registry = formats.SchemaRegistry(server.url)
+        for message, row in (("shop.Order", {"id": 5}), ("shop.Refund", {"reason": "late"})):
+            subject = registry.subject("t-value", message=message)
+            topic.append(formats.encode_records(pa.table({"value": [row]}), value="protobuf", value_schema=subject))
+        catalog = pyiceberg.load_catalog("default", **properties(tmp_path))
+        options = {"catalog": catalog, "payload": "protobuf", "schema": registry, "bad_records": "skip"}
+        sparklog.to_iceberg(topic.root, "t", "shop.orders", **options)  # type: ignore[arg-type]
+        sparklog.to_iceberg(topic.root, "t", "shop.refunds", **options, message="shop.Refund")  # type: ignore[arg-type]
+    assert catalog.load_table("shop.orders").scan().to_arrow()["id"].to_pylist() == [5]
+    assert catalog.load_table("shop.refunds").scan().to_arrow()["reason"].to_pylist() == ["late"]
 
 
 def test_identifiers_of_tables() -> None:

@@ -287,7 +287,7 @@ def test_wrong_options(
         (
             {"type": "sql", "uri": "sqlite://"},
             (
-                r"cannot create table shop.orders: the catalog requires the property warehouse, .*; set it in .pyiceberg"
+                r"the catalog requires the property warehouse, .*; set it in .pyiceberg"
                 r".yaml or with --catalog-property \[SPARKLOG_BAD_REQUEST\]"
             ),
         ),
