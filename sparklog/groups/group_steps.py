@@ -198,8 +198,8 @@ def move(state: GroupState, member_id: str, epoch: int, owned: Partitions | None
     if item is None or item.consumer is None:
         raise Fenced(f"member {member_id} was removed from group '{state.id}'; join again")
     is_previous = epoch == item.consumer.previous_epoch and owned is not None and owned <= item.owned
-    is_current = item.generation <= epoch <= state.generation and not item.has_left
-    if epoch != 0 and not is_current and not is_previous:
+    is_current = item.generation <= epoch <= state.generation
+    if epoch != 0 and (item.has_left or not (is_current or is_previous)):
         raise EpochMismatch.of(state.id, member_id, epoch, item.generation)
     reached("groups: a member of the consumer protocol moves to another server")
     generation = _next_generation(state)

@@ -13,14 +13,13 @@ import asyncio
 import logging
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, field, replace
-from functools import partial
 
 from sparklog.errors import Conflict, Fenced
 from sparklog.groups.consumer_member import ConsumerGroupMember
 from sparklog.groups.group import Group
 from sparklog.groups.group_journal import Offsets
 from sparklog.groups.group_members import ConsumerProtocol, GroupMember, Partitions
-from sparklog.groups.group_state import GroupMetadata, GroupState
+from sparklog.groups.group_state import GroupState
 from sparklog.groups.group_steps import EpochMismatch, UnreleasedInstance, is_member
 from sparklog.groups.membership import Membership
 from sparklog.serve.codes import Code, CodeError
@@ -147,18 +146,15 @@ class ConsumerMembers:
 
     async def _processed(self, client: ConsumerClient, request: GroupHeartbeat) -> ConsumerGroupMember:
         owned = frozenset[tuple[str, int]]() if request.epoch == JOIN_EPOCH else request.owned
-        if client.member is not None and request.is_full:
+        if client.member is not None:
             # The client may have sent requests to another server since its latest request to this server.
             try:
-                await self.run(client.member.membership.refresh)
+                await self._apply_latest(client.member, request)
             except Fenced:
                 client.member = None
         if client.member is None or _changes_instance(client.member.membership.member, request):
             client.member = await self.run(self._attached, request, owned)
         member = client.member
-        latest = self.group.log.known()
-        if latest is not None:
-            member.membership.apply(latest)
         _check_instance(member.membership.state, request)
         member.check_epoch(request.epoch, owned)
         client.matching = request.matching
@@ -169,6 +165,12 @@ class ConsumerMembers:
         if member.may_release(owned):
             await self.run(member.release, request.epoch)
         return member
+
+    async def _apply_latest(self, member: ConsumerGroupMember, request: GroupHeartbeat) -> None:
+        """Apply the latest state of the group, which is read only for a full heartbeat. Raises `Fenced`."""
+        latest = await self.run(self.group.log.refresh) if request.is_full else self.group.log.known()
+        if latest is not None:
+            member.membership.apply(latest)
 
     def _attached(self, request: GroupHeartbeat, owned: Partitions | None) -> ConsumerGroupMember:
         """Add a client to the journal, or continue a member that sent its heartbeats to another server."""
@@ -205,16 +207,16 @@ class ConsumerMembers:
         client = self.clients.get(member_id)
         temporarily = epoch == LEAVE_TEMPORARILY_EPOCH
         if client is None:
-            await self.run(self._leave_other, member_id, instance, temporarily)
+            await self.run(self._leave, member_id, instance, temporarily, None)
             return
         async with client.lock:
-            if client.member is not None:
-                _check_instance_id(client.member.membership.state, member_id, instance)
-                self._drop(client)
-                await self.run(partial(client.member.membership.leave, temporarily=temporarily))
+            await self.run(self._leave, member_id, instance, temporarily, client.member)
+            self._drop(client)
 
-    def _leave_other(self, member_id: str, instance: str | None, temporarily: bool) -> None:
-        """Remove a member that sent its heartbeats to another server."""
+    def _leave(
+        self, member_id: str, instance: str | None, temporarily: bool, known: ConsumerGroupMember | None
+    ) -> None:
+        """Remove a member from the group. `known` is the member of a client that sent a heartbeat to this server."""
         state = self.group.log.refresh()
         if not state.exists:
             raise CodeError(Code.GROUP_ID_NOT_FOUND, f"group '{self.group.id}' does not exist")
@@ -222,35 +224,32 @@ class ConsumerMembers:
         member = state.member(member_id)
         if member is None or member.consumer is None:
             raise CodeError(Code.UNKNOWN_MEMBER_ID, f"member {member_id} is not a member of group '{self.group.id}'")
-        self.group.move(member_id, JOIN_EPOCH, None).leave(temporarily=temporarily)
+        if known is not None and is_member(state, known.membership.metadata):
+            membership = known.membership
+        else:
+            # The latest heartbeat of the member was sent to another server.
+            membership = self.group.move(member_id, JOIN_EPOCH, None)
+        membership.leave(temporarily=temporarily)
 
     # -- offsets
 
-    async def check_member(self, member_id: str, epoch: int) -> bool:
-        """Check the member and the epoch of a request about offsets.
+    async def checked(self, member_id: str, epoch: int) -> ConsumerClient | None:
+        """Return the client that sent a request about offsets, or None if it does not use the consumer protocol.
 
-        Return False if the sender is not a member of the consumer protocol. Raises `CodeError`.
+        Raises `CodeError` if the epoch in the request is not the epoch of the member.
         """
         client = self.clients.get(member_id)
         if client is None or client.member is None:
-            state = await self.run(self.group.log.refresh)
-            member = state.member(member_id)
-            if member is None and any(other.consumer is not None for other in state.members):
-                raise CodeError(Code.UNKNOWN_MEMBER_ID)
-            if member is None or member.consumer is None:
-                return False
-            # The client has not sent a heartbeat to this server yet. The latest epoch of the client is unknown until it
-            # sends a heartbeat, so a delayed commit cannot be distinguished from a new commit.
-            raise CodeError(Code.COORDINATOR_LOAD_IN_PROGRESS)
+            _check_other_member(await self.run(self.group.log.refresh), member_id, epoch)
+            return None
         try:
             client.member.check_commit_epoch(epoch)
         except EpochMismatch as error:
             raise CodeError(Code.STALE_MEMBER_EPOCH, str(error)) from None
-        return True
+        return client
 
-    async def commit(self, member_id: str, epoch: int, offsets: Offsets) -> None:
-        """Commit offsets of a client for which `check_member` is True."""
-        client = self.clients[member_id]
+    async def commit(self, client: ConsumerClient, epoch: int, offsets: Offsets) -> None:
+        """Commit offsets of a client."""
         async with client.lock:
             if client.member is None:
                 raise CodeError(Code.UNKNOWN_MEMBER_ID)
@@ -259,18 +258,13 @@ class ConsumerMembers:
             except EpochMismatch as error:
                 raise CodeError(Code.STALE_MEMBER_EPOCH, str(error)) from None
             except Fenced as error:
-                metadata = client.member.membership.metadata
-                if not is_member(self.group.log.current(), metadata):
-                    self._drop(client)
-                    raise CodeError(Code.UNKNOWN_MEMBER_ID, str(error)) from None
-                # Another member owns a partition.
-                raise CodeError(Code.STALE_MEMBER_EPOCH, str(error)) from None
-
-    def metadata_of(self, member_id: str) -> GroupMetadata:
-        """Return the membership of a client for which `check_member` is True."""
-        member = self.clients[member_id].member
-        assert member is not None
-        return member.membership.metadata
+                state = self.group.log.current()
+                if is_member(state, client.member.membership.metadata):
+                    # Another member owns a partition.
+                    raise CodeError(Code.STALE_MEMBER_EPOCH, str(error)) from None
+                self._drop(client)
+                _check_other_member(state, client.id, epoch)
+                raise CodeError(Code.UNKNOWN_MEMBER_ID, str(error)) from None
 
     # -- timers, and changes of other members
 
@@ -356,3 +350,21 @@ def _check_instance_id(state: GroupState, member_id: str, instance: str | None) 
         raise CodeError(
             Code.FENCED_INSTANCE_ID, f"member {member_id} with instance id {instance} was fenced by member {holder.id}"
         )
+
+
+def _check_other_member(state: GroupState, member_id: str, epoch: int) -> None:
+    """Raise `CodeError` if a request about offsets is from a member that did not send its latest heartbeat to this
+    server.
+    """
+    member = state.member(member_id)
+    if member is None:
+        if any(other.consumer is not None for other in state.members):
+            raise CodeError(Code.UNKNOWN_MEMBER_ID)
+        return
+    if member.consumer is None:
+        return
+    if member.has_left or not member.generation <= epoch <= state.generation:
+        raise CodeError(Code.STALE_MEMBER_EPOCH, f"{epoch} is not the epoch of member {member_id}")
+    # The latest epoch of the client is unknown until it sends a heartbeat to this server, so a delayed commit cannot be
+    # distinguished from a new commit.
+    raise CodeError(Code.COORDINATOR_LOAD_IN_PROGRESS)

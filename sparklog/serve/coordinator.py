@@ -128,8 +128,9 @@ class Coordinator:
         Raises `CodeError` if the client is not a member of the latest generation.
         """
         try:
-            if await self.has_consumer(name, member, generation):
-                return self.consumers(name).metadata_of(member)
+            client = await self.consumer_client(name, member, generation)
+            if client is not None and client.member is not None:
+                return client.member.membership.metadata
         except CodeError as error:
             # As in Kafka, producers get the code of the classic protocol.
             raise CodeError(Code.ILLEGAL_GENERATION) if error.code == Code.STALE_MEMBER_EPOCH else error from None
@@ -145,14 +146,15 @@ class Coordinator:
             raise CodeError(Code.UNKNOWN_MEMBER_ID)
         return membership.metadata
 
-    async def has_consumer(self, name: str, member: str, epoch: int) -> bool:
-        """Return True if a request about offsets is from a member of the consumer protocol. Raises `CodeError` if the
-        epoch in the request is not the epoch of the member.
+    async def consumer_client(self, name: str, member: str, epoch: int) -> ConsumerClient | None:
+        """Return the client that sent a request about offsets, or None if it does not use the consumer protocol.
+
+        Raises `CodeError` if the epoch in the request is not the epoch of the member.
         """
         local = self._groups.get(name)
         if not member or (local is not None and member in local.members):
-            return False
-        return await self.consumers(name).check_member(member, epoch)
+            return None
+        return await self.consumers(name).checked(member, epoch)
 
     async def commit(self, name: str, offsets: Positions, member: MemberState | None = None) -> None:
         """Commit offsets of a group. Raises `CodeError` if `member` does not belong to the latest generation."""

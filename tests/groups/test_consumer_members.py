@@ -185,6 +185,12 @@ def test_a_member_that_has_left_temporarily_moves_only_if_it_joins() -> None:
     with pytest.raises(EpochMismatch):
         steps.move(after(left), "one", 1, frozenset())
     assert not has_left(steps.move(after(left), "one", 0, frozenset()), "one")
+    # A heartbeat that was sent before the member left has the previous epoch of the member.
+    moved = after(steps.move(state, "one", 1, None))
+    left = steps.leave_temporarily(moved, metadata(moved, "one"))
+    assert left is not None
+    with pytest.raises(EpochMismatch):
+        steps.move(after(left), "one", 1, frozenset())
 
 
 def test_a_consumer_does_not_join_an_exclusive_owner_without_other_assignors() -> None:

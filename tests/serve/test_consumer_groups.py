@@ -12,7 +12,7 @@ import pytest
 
 import sparklog
 from sparklog.serve.codes import Code
-from sparklog.serve.consumer_members import LEAVE_EPOCH
+from sparklog.serve.consumer_members import LEAVE_EPOCH, LEAVE_TEMPORARILY_EPOCH
 from sparklog.serve.options import Address, ServeOptions
 from sparklog.serve.server import serving
 from tests.serve.consumer_cases import UNCHANGED
@@ -180,13 +180,50 @@ def test_a_member_that_moved_to_another_server_is_fenced_on_the_first(tmp_path: 
         second.epoch, second.topic_id = first.epoch, first.topic_id
         assert second.send(owned=first.assigned)["errorCode"] == 0
         assert second.commit(7) == Code.NONE
-        assert first.commit(3) == Code.UNKNOWN_MEMBER_ID
+        assert first.commit(3) == Code.STALE_MEMBER_EPOCH
         # The session with the first server times out, and the member remains.
         deadline = time.monotonic() + 2.5
         while time.monotonic() < deadline:
             assert second.send()["errorCode"] == 0
             time.sleep(0.1)
         assert second.commit(8) == Code.NONE
+
+
+def test_a_member_leaves_at_a_server_that_does_not_know_its_latest_heartbeat(tmp_path: Path) -> None:
+    topic_of(tmp_path)
+    options = ServeOptions(listen=Address("127.0.0.1", 0))
+    with serving(str(tmp_path), options) as one, serving(str(tmp_path), options) as two:
+        first, second = Client(one), Client(two)
+        first.send(instanceId="i")
+        second.epoch, second.topic_id = first.epoch, first.topic_id
+        assert second.send(owned=first.assigned, instanceId="i")["errorCode"] == 0
+        assert first.send(LEAVE_TEMPORARILY_EPOCH, instanceId="i")["errorCode"] == 0
+        group = sparklog.Groups(tmp_path).group("g")
+        assert [item.has_left for item in group.description().members] == [True]
+        assert second.commit(3) == Code.STALE_MEMBER_EPOCH
+        assert second.send(0, instanceId="i")["errorCode"] == 0
+        assert first.send(LEAVE_EPOCH, instanceId="i")["errorCode"] == 0
+        assert group.description().members == ()
+        for client in (first, second):
+            client.wire.close()
+
+
+def test_a_member_that_returns_to_its_first_server_continues(tmp_path: Path) -> None:
+    topic_of(tmp_path)
+    options = ServeOptions(listen=Address("127.0.0.1", 0))
+    with serving(str(tmp_path), options) as one, serving(str(tmp_path), options) as two:
+        first, second = Client(one), Client(two)
+        first.send()
+        second.epoch, second.topic_id = first.epoch, first.topic_id
+        assert second.send(owned=first.assigned)["errorCode"] == 0
+        first.epoch = second.epoch
+        # The first server knows that its member was fenced, and does not know the latest epoch.
+        wait_for(lambda: first.commit(5) == Code.COORDINATOR_LOAD_IN_PROGRESS)
+        assert first.send(owned=first.assigned)["errorCode"] == 0
+        assert first.epoch > second.epoch
+        assert first.commit(5) == Code.NONE
+        for client in (first, second):
+            client.wire.close()
 
 
 def test_a_member_that_moves_to_another_server_cannot_take_an_instance_id_in_use(tmp_path: Path) -> None:

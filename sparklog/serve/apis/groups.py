@@ -220,10 +220,11 @@ async def _commit(coordinator: Coordinator, fields: Fields, positions: Positions
         with errors_as(Conflict, Code.UNKNOWN_MEMBER_ID):
             await coordinator.run(coordinator.group(group).alter, positions)
         return
-    if await coordinator.has_consumer(group, member, generation):
+    client = await coordinator.consumer_client(group, member, generation)
+    if client is not None:
         if version < CONSUMER_VERSION:
             raise CodeError(Code.UNSUPPORTED_VERSION)
-        await coordinator.consumers(group).commit(member, generation, positions)
+        await coordinator.consumers(group).commit(client, generation, positions)
         return
     members = coordinator.members(group)
     if version >= CONSUMER_VERSION and not members.members:
@@ -257,7 +258,7 @@ async def _offset_fetch(request: ServedRequest, group: str, requested: list[Fiel
     numbers = None if requested is None else {topic["name"]: topic["partitionIndexes"] for topic in requested}
     try:
         coordinator = coordinator_of(request, group, reading=True)
-        await coordinator.has_consumer(group, sender.get("memberId") or "", sender.get("memberEpoch", -1))
+        await coordinator.consumer_client(group, sender.get("memberId") or "", sender.get("memberEpoch", -1))
         return {"topics": await coordinator.run(_offsets, request, coordinator.group(group), numbers)}
     except FAILURES as error:
         code = code_of(error, GROUP_CODES)

@@ -276,9 +276,6 @@ class ConsumerClient:
     def leave(self) -> None:
         is_static = self.plan.instance_id is not None
         epoch = LEAVE_TEMPORARILY_EPOCH if is_static and self.chance(0.7) else LEAVE_EPOCH
-        # If the client leaves at a server that does not know its latest heartbeats to the other server, it remains a
-        # member until its session with the other server times out. Until then, the other server accepts its commits.
-        self.late = None
         if self.chance(0.5):
             self.delay_commit(self.positions)
         self.positions, self.has_changed = {}, False
@@ -297,12 +294,19 @@ class ConsumerClient:
                 # The member may remain in the group until its session times out. Until then, a server accepts a commit
                 # with its epoch, as a broker does.
                 self.late = None
-            elif self.chance(0.5):
-                self.send_late()
+            else:
+                self.check_left()
+                if self.chance(0.5):
+                    self.send_late()
         self.run.count(f"consumers left with {epoch}")
         del self.readers.partitions[self.id]
         self.id += "+"
         self.abandon()
+
+    def check_left(self) -> None:
+        """Check that the client left, although its latest heartbeats may have been sent to the other server."""
+        member = Group(self.run.root(self.actor), GROUP).log.refresh().member(self.id)
+        expect(member is None or member.has_left, f"{self.id} is still a member")
 
     # -- offsets
 
@@ -321,9 +325,10 @@ class ConsumerClient:
         member_id, epoch = self.id, self.epoch
 
         async def send(server: ConsumerMembers) -> bool:
-            if not await server.check_member(member_id, epoch):
+            client = await server.checked(member_id, epoch)
+            if client is None:
                 raise CodeError(Code.UNKNOWN_MEMBER_ID)
-            await server.commit(member_id, epoch, offsets)
+            await server.commit(client, epoch, offsets)
             return True
 
         try:
