@@ -19,8 +19,9 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from sparklog.errors import Conflict, SparklogError, Unavailable
+from sparklog.errors import BadRequest, Conflict, SparklogError, Unavailable
 from sparklog.format.record_batch import LOG_APPEND_TIME_BIT, NO_PRODUCER_ID
+from sparklog.log.state.append_offsets import check_offsets
 from sparklog.log.state.commit import Txn
 from sparklog.log.state.configs import TopicConfigs
 from sparklog.log.state.writer_runs import KafkaWriterKey, WriterEntry
@@ -28,7 +29,7 @@ from sparklog.log.topic.engine import TopicLog
 from sparklog.log.write.append_target import AppendOutcome, AppendTarget
 from sparklog.serve.batch_checks import CheckedBatch, checked_batch, next_number, writer_id
 from sparklog.serve.batch_file import write_batches
-from sparklog.serve.codes import DATA_CODES, FAILURES, Code, CodeError, ProduceResponse, code_of, known_code
+from sparklog.serve.codes import DATA_CODES, FAILURES, Code, CodeError, ProduceResponse, code_of, errors_as, known_code
 from sparklog.serve.repeated_batches import find_repeated
 
 if TYPE_CHECKING:
@@ -231,12 +232,17 @@ class _BatchGroup:
         if target.configs != self._configs:
             self._configs, self._checked = target.configs, {}
         accepted: AcceptedBatches = {}
-        now_ms = self._log.env.wall_ms()
+        ends: dict[int, int] = {}
+        log_end, now_ms = self._log.state(refresh=False).log_end, self._log.env.wall_ms()
         for received in self._batches:
             if received in self.responses:
                 continue
             try:
                 checked = self._check(received, target, now_ms)
+                end = ends.get(received.partition)
+                end = int(log_end[received.partition]) if end is None else end
+                with errors_as(BadRequest, Code.INVALID_REQUEST):
+                    check_offsets(self._log.topic, received.partition, end, checked.count)
                 if checked.producer_id != NO_PRODUCER_ID:
                     producers.add(received.partition, checked)
             except CodeError as error:
@@ -246,6 +252,7 @@ class _BatchGroup:
                 if response is not None:
                     self.responses[received] = response
             else:
+                ends[received.partition] = end + checked.count
                 accepted.setdefault(received.partition, []).append((received, checked))
         return accepted
 

@@ -18,6 +18,7 @@ import pytest
 import sparklog
 from sparklog.format.record_batch import BatchHeader
 from sparklog.limits import Limits
+from sparklog.log.state import append_offsets
 from sparklog.log.state.configs import TopicConfigs
 from sparklog.log.state.slices import FileSlices
 from sparklog.log.topic.engine import TopicLog
@@ -234,6 +235,27 @@ def test_batches_are_validated_again_if_the_topic_becomes_compacted(
     assert responses[keyless].code is Code.INVALID_RECORD
     assert responses[keyed].code is Code.NONE
     assert values(topic, 1) == [b"v"]
+
+
+def test_a_full_partition_does_not_fail_batches_for_other_partitions(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    topic = topic_of(tmp_path, partitions=2)
+    topic.append([{"value": b"a", "partition": 0}])
+    monkeypatch.setattr(append_offsets, "INT64_MAX", 3)
+    batches = [
+        batch_commit.ReceivedBatch(partition, memoryview(batch_of([b"b"] * count)), 9, None, None)
+        for partition, count in ((0, 2), (0, 1), (1, 3), (1, 1))
+    ]
+    responses = batch_commit.commit_batches(topic.log, batches)
+    assert [(responses[batch].code, responses[batch].base) for batch in batches] == [
+        (Code.NONE, 1),
+        (Code.INVALID_REQUEST, -1),
+        (Code.NONE, 0),
+        (Code.INVALID_REQUEST, -1),
+    ]
+    assert "ends at offset 3" in responses[batches[1]].message
+    assert [len(values(topic, partition)) for partition in (0, 1)] == [3, 3]
 
 
 def test_a_small_commit_does_not_reset_the_number_of_expected_batches(tmp_path: Path) -> None:

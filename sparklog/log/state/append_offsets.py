@@ -88,12 +88,17 @@ def assign_offsets(topic: str, files: Sequence[FileSlices], state: TopicState) -
         for partition, offsets in zip(file.partition, file.offsets, strict=True):
             if not 0 <= partition < len(end):
                 raise BadRequest(f"topic '{topic}' has partitions 0 to {len(end) - 1}, found partition {partition}")
-            if offsets > INT64_MAX - end[partition]:
-                raise BadRequest(
-                    f"partition {partition} of topic '{topic}' ends at offset {end[partition]}; {offsets} more offsets "
-                    f"would exceed the maximum offset {INT64_MAX}; write to another partition or topic"
-                )
+            check_offsets(topic, partition, end[partition], offsets)
             bases.append(end[partition])
             end[partition] += offsets
         based.append(file.with_base(tuple(bases)))
     return tuple(based)
+
+
+def check_offsets(topic: str, partition: int, end: int, offsets: int) -> None:
+    """Raise `BadRequest` if a partition that ends at the offset `end` cannot have this number of additional offsets."""
+    if offsets > INT64_MAX - end:
+        raise BadRequest(
+            f"partition {partition} of topic '{topic}' ends at offset {end}; {offsets} more offsets would exceed the "
+            f"maximum offset {INT64_MAX}; write to another partition or topic"
+        )
