@@ -22,7 +22,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
-from sparklog.errors import SparklogError, Unavailable
+from sparklog.errors import Unavailable
 from sparklog.storage.fork_safety import ForkLock
 
 T = TypeVar("T")
@@ -45,7 +45,7 @@ class GroupCommit(Generic[T, R]):
     raises an error, the error applies to all items.
     """
 
-    def __init__(self, title: str, commit: Callable[[Sequence[T]], Sequence[R | SparklogError]]) -> None:
+    def __init__(self, title: str, commit: Callable[[Sequence[T]], Sequence[R | Exception]]) -> None:
         self._title = title
         self._commit = commit
         self._pending: deque[_Request[T, R]] = deque()

@@ -44,7 +44,7 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from sparklog.common.warned import is_first_warning
-from sparklog.errors import BadRequest, Conflict, NotFound, SparklogError
+from sparklog.errors import BadRequest, Conflict, NotFound
 from sparklog.log.journal.clocks import ClockReading
 from sparklog.log.journal.group_commit import GroupCommit
 from sparklog.log.journal.names import append_path
@@ -103,11 +103,11 @@ class CommitQueue:
         is_fresh = self._log.env.now().is_soon_after(last.root_checked_at)
         return replace(known, root_checked_at=last.root_checked_at) if is_fresh else None
 
-    def _commit_all(self, appends: Sequence[PreparedAppend]) -> list[AppendOutcome | SparklogError]:
+    def _commit_all(self, appends: Sequence[PreparedAppend]) -> list[AppendOutcome | Exception]:
         """Commit appends in order and in as few commits as possible. Return the result of each append."""
         return [outcome for group in append_groups(appends) for outcome in self._commit_valid(group)]
 
-    def _commit_valid(self, group: AppendGroup) -> Sequence[AppendOutcome | SparklogError]:
+    def _commit_valid(self, group: AppendGroup) -> Sequence[AppendOutcome | Exception]:
         """Commit a group. If the topic rejects it, commit each append alone, so that only invalid appends fail."""
         appends = group.appends
         try:
@@ -116,7 +116,7 @@ class CommitQueue:
             # Nothing was written.
             if len(appends) == 1:
                 return [error]
-        except SparklogError as error:
+        except Exception as error:  # noqa: BLE001 - the appends of earlier groups are committed
             return [error] * len(appends)
         return [outcome for append in appends for outcome in self._commit_valid(AppendGroup((append,)))]
 

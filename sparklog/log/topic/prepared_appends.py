@@ -40,10 +40,13 @@ class PreparedAppend:
         """True if the append must be the only append in its commit.
 
         A commit has at most one writer, one transaction and one entry per Kafka producer. The limit of its inline
-        records applies to all of its files. If an append has no records, a commit may not be needed.
+        records applies to all of its files. If an append has no records, a commit may not be needed. In a shared
+        commit, the inline records of all appends precede the other files, so the offsets of an append that has both
+        would not be contiguous.
         """
         has_own_fields = self.writer is not None or self.txn is not None or bool(self.kafka_writers)
-        return has_own_fields or not self.may_inline or self.records == 0
+        has_both = len({file.path == INLINE_PATH for file in self.files}) > 1
+        return has_own_fields or has_both or not self.may_inline or self.records == 0
 
     @property
     def records(self) -> int:

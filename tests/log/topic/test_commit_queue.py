@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +13,13 @@ import pytest
 
 import sparklog
 from sparklog.errors import BadRequest, Unavailable
+from sparklog.log.state.append_offsets import AppendIntent
+from sparklog.log.state.slices import FileSlices
 from sparklog.log.state.writer_runs import WriterKey
 from sparklog.log.topic.appending import write_rows
 from sparklog.log.topic.topic import Topic
 from sparklog.log.write.append_target import AppendOutcome
+from sparklog.log.write.arrow_data import write_files
 from sparklog.testing.wrapper_stores import WrapperStore
 from tests.support.counted_root import CountedRoot
 
@@ -34,8 +38,6 @@ def by_rows(topic: Topic) -> None:
 
 def by_files(topic: Topic) -> None:
     """Append files for the cached state, like Spark, transactions and the server. No request reads the state."""
-    from sparklog.log.write.arrow_data import write_files
-
     target = topic.log.append_target(refresh=False)
     topic.log.commit_append(write_files(SMALL, target, topic.log.env, options=None, writer=None), target)
 
@@ -223,6 +225,45 @@ def test_appends_with_their_own_fields_need_their_own_commit(counted_root: Count
         *(5, "Conflict", 6),
     ]
     assert topic.count().records == 3 * 7
+
+
+def test_the_offsets_of_an_append_with_a_file_and_inline_records_are_contiguous(counted_root: CountedRoot) -> None:
+    topic = counted_root.topic(1)
+    topic.append(SMALL)
+    target = topic.log.append_target()
+
+    def files(value: bytes, inline_bytes: int) -> list[FileSlices]:
+        rows = pa.table({"value": [value]})
+        return write_files(rows, replace(target, inline_bytes=inline_bytes), topic.log.env, options=None, writer=None)
+
+    both = [*files(b"file", 0), *files(b"inline", target.inline_bytes)]
+    outcomes = while_one_is_in_flight(
+        counted_root, topic, [of([b"one"], [0]), lambda topic: topic.log.commit_append(both, target), of([b"two"], [0])]
+    )
+    found = [sorted(values_at(topic, outcome)[0]) for outcome in outcomes]
+    assert found == [[b"one"], [b"file", b"inline"], [b"two"]]
+
+
+def test_an_unexpected_error_applies_only_to_its_own_commit(
+    counted_root: CountedRoot, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    topic = counted_root.topic(1)
+    topic.append(SMALL)
+    commit = topic.log.commit
+
+    def failing(intent: AppendIntent, *arguments: Any, **options: Any) -> Any:
+        if intent.key is not None:
+            raise OSError("unexpected")
+        return commit(intent, *arguments, **options)
+
+    monkeypatch.setattr(topic.log, "commit", failing)
+
+    def batch(topic: Topic) -> AppendOutcome:
+        return topic.append(SMALL, writer=WriterKey("w", 0))
+
+    outcomes = while_one_is_in_flight(counted_root, topic, [of([b"one"], [0]), batch, of([b"two"], [0])])
+    assert [type(outcome) for outcome in outcomes] == [AppendOutcome, OSError, AppendOutcome]
+    assert [values_at(topic, outcomes[n]) for n in (0, 2)] == [{0: [b"one"]}, {0: [b"two"]}]
 
 
 @pytest.mark.parametrize("writer", [WriterKey("", 1), WriterKey("w", "1")])  # type: ignore[arg-type]
