@@ -26,7 +26,13 @@ from sparklog.storage.store import MAX_DOCUMENT
 
 
 def encode_commit(commit: Commit) -> bytes:
-    """Return the bytes of a new commit: its document, the embedded documents and the inline records."""
+    """Return the bytes of a new commit: its document, the embedded documents and the inline records.
+
+    Raises `ValueError` if the commit was decoded, so that its sections do not contain their bytes.
+    """
+    for section in commit.sections:
+        if len(section.data) != section.nbytes:
+            raise ValueError(f"the bytes of the {section.title} of commit {commit.version} are missing")
     data = b"".join([COMMIT_JSON.encode(commit), *[section.data for section in commit.sections]])
     if len(data) > MAX_DOCUMENT:
         raise BadRequest(

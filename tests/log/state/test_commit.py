@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 from dataclasses import fields
+from pathlib import Path
 
 import crc32c
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+import sparklog
 from sparklog.errors import BadRequest, Corrupt
 from sparklog.log.journal.documents import peek_commit_id
 from sparklog.log.state.commit import (
@@ -122,6 +124,16 @@ def test_decoding_sets_crc_and_length() -> None:
     data = encode_commit(FULL)
     assert decode_commit(data, KEY, 42).crc == crc32c.crc32c(data)
     assert decode_commit(data, KEY, 42).nbytes == len(data)
+
+
+def test_a_decoded_commit_with_inline_records_cannot_be_encoded(tmp_path: Path) -> None:
+    """It does not contain the bytes of the records."""
+    topic = sparklog.open(tmp_path, create=True).create_topic("t")
+    topic.append([{"value": b"v"}])
+    key = topic.log.key(1)
+    commit = decode_commit(topic.log.store.get(key), key, 1)
+    with pytest.raises(ValueError, match=r"the bytes of the .* of commit 1 are missing"):
+        encode_commit(commit)
 
 
 def test_every_flipped_bit_is_detected() -> None:
