@@ -14,6 +14,7 @@ from collections import Counter
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -712,6 +713,28 @@ def test_heartbeats_are_stopped_although_a_thread_starts_meanwhile(monkeypatch: 
     assert [is_alive(thread) for thread in threads] == [False, False, True]
     late.stop()
     late.join(10)
+
+
+def test_the_exit_timeout_applies_to_all_threads_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    now_ms = [100_000]
+    timeouts = list[float]()
+
+    def join(thread: HeartbeatThread, timeout_s: float) -> None:
+        timeouts.append(timeout_s)
+        now_ms[0] += 3_000
+
+    class Member:
+        def heartbeat(self) -> None:
+            pass
+
+    members = [Member() for _ in range(3)]
+    threads = [HeartbeatThread(member, "beats", 60) for member in members]
+    monkeypatch.setattr(heartbeat_thread, "_STARTED", weakref.WeakSet(threads))
+    monkeypatch.setattr(heartbeat_thread, "SYSTEM", SimpleNamespace(boot_ms=lambda: now_ms[0]))
+    monkeypatch.setattr(HeartbeatThread, "is_alive", lambda thread: True)
+    monkeypatch.setattr(HeartbeatThread, "join", join)
+    heartbeat_thread._stop_all()
+    assert timeouts == [5.0, 2.0, 0.0]
 
 
 def test_a_garbage_collected_consumer_stops_its_thread(local: str) -> None:

@@ -14,12 +14,13 @@ import weakref
 from typing import Protocol
 
 from sparklog.errors import Fenced, SparklogError
+from sparklog.log.journal.clocks import SYSTEM
 from sparklog.storage.exit_hooks import call_before_pools_stop
 from sparklog.storage.fork_safety import ForkLock
 
 _LOG = logging.getLogger("sparklog.groups")
 EXIT_TIMEOUT_S = 5.0
-"""The maximum time to wait for an in-flight heartbeat at interpreter exit."""
+"""The maximum time to wait for all in-flight heartbeats at interpreter exit."""
 
 
 class HasHeartbeat(Protocol):
@@ -91,8 +92,9 @@ def _stop_all() -> None:
     threads = [thread for thread in started if thread.is_alive()]
     for thread in threads:
         thread.stop()
+    end_ms = SYSTEM.boot_ms() + round(1000 * EXIT_TIMEOUT_S)
     for thread in threads:
-        thread.join(EXIT_TIMEOUT_S)
+        thread.join(max(0, end_ms - SYSTEM.boot_ms()) / 1000)
 
 
 call_before_pools_stop(_stop_all)
