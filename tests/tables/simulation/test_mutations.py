@@ -216,7 +216,7 @@ def the_first_record_of_a_key_wins(patch: Patch) -> None:
     BrokenRule(the_watermark_is_committed_after_the_rows, "append", SEEDS),
     BrokenRule(the_watermark_is_that_of_the_topic, "append", SEEDS),
     BrokenRule(bad_records_are_committed_again, "append", SEEDS),
-    BrokenRule(bad_records_are_not_committed, "append", range(600, 800), first=707),
+    BrokenRule(bad_records_are_not_committed, "append", range(200, 400), first=269),
     BrokenRule(files_of_a_conflict_are_committed_by_name, "append", SEEDS),
     BrokenRule(all_attempts_are_committed, "append", SEEDS),
     BrokenRule(a_slice_is_skipped, "append", SEEDS),
