@@ -30,6 +30,14 @@ if not TYPE_CHECKING:
 FORMATS = NAMES_OF_ALL
 POSITION = ("topic", "partition", "offset")
 """The columns that identify a record in error messages."""
+SIGNED_TYPES = {
+    pa.uint8(): pa.int16(),
+    pa.uint16(): pa.int32(),
+    pa.uint32(): pa.int64(),
+    pa.uint64(): pa.decimal128(20, 0),
+    pa.duration("us"): pa.int64(),
+}
+"""Types of Spark, Iceberg and Delta columns for values whose types these do not have."""
 Schema: TypeAlias = "str | PathLike[str] | Mapping[str, Any] | list[Any] | SchemaRegistry | Subject"
 Schemas: TypeAlias = "Schema | Mapping[int, Schema] | None"
 

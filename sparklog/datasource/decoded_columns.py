@@ -14,18 +14,14 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 
 from sparklog.errors import BadRequest
-from sparklog.formats import ColumnFormats
+from sparklog.formats import SIGNED_TYPES, ColumnFormats
 
 if TYPE_CHECKING:
     from pyspark.sql.types import DataType
 
 SPARK_KINDS = {
+    **SIGNED_TYPES,
     pa.null(): pa.string(),
-    pa.uint8(): pa.int16(),
-    pa.uint16(): pa.int32(),
-    pa.uint32(): pa.int64(),
-    pa.uint64(): pa.decimal128(20, 0),
-    pa.duration("us"): pa.int64(),
     pa.time32("ms"): pa.int64(),
     pa.time64("us"): pa.int64(),
 }

@@ -16,15 +16,9 @@ from __future__ import annotations
 
 import pyarrow as pa
 
-COLUMN_TYPES = {
-    pa.uint8(): pa.int16(),
-    pa.uint16(): pa.int32(),
-    pa.uint32(): pa.int64(),
-    pa.uint64(): pa.decimal128(20, 0),
-    pa.duration("us"): pa.int64(),
-    pa.time32("ms"): pa.time64("us"),
-    pa.null(): None,
-}
+from sparklog.formats import SIGNED_TYPES
+
+COLUMN_TYPES = {**SIGNED_TYPES, pa.time32("ms"): pa.time64("us"), pa.null(): None}
 
 
 def table_columns(values: pa.StructArray) -> dict[str, pa.Array]:
