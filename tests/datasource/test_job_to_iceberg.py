@@ -44,9 +44,9 @@ def append(topic: Topic, first: int, count: int) -> None:
     topic.append(pa.table({name: pa.array(column, pa.binary()) for name, column in columns.items()}))
 
 
-def words(tmp_path: Path, *more: str) -> list[str]:
+def words(tmp_path: Path, *more: str, table: str = "shop.orders") -> list[str]:
     properties = [f"--catalog-property={name}={value}" for name, value in sqlite_properties(tmp_path).items()]
-    location = ("--root", str(tmp_path / "root"), "--topic", "orders", "--table", "shop.orders", "--catalog", "test")
+    location = ("--root", str(tmp_path / "root"), "--topic", "orders", "--table", table, "--catalog", "test")
     return [*location, *properties, *more]
 
 
@@ -95,7 +95,7 @@ def test_tasks_decode_values_and_retain_the_latest_record_of_each_key(
     """Tasks open the registry with the options of the job. Bad records are reported as without Spark."""
     pytest.importorskip("fastavro")
     schema = '{"type": "record", "name": "A", "fields": [{"name": "n", "type": "long"}]}'
-    upsert = ("--mode", "upsert", "--key-columns", "id", "--payload", "avro", "--bad-records", "quarantine")
+    upsert = ("--mode", "upsert", "--key-columns", "id", "--payload", "avro")
     with schema_registry.running() as server:
         server.authorization = "Bearer secret"
         (tmp_path / "registry.properties").write_text("bearer.auth.token=secret\n")
@@ -106,10 +106,9 @@ def test_tasks_decode_values_and_retain_the_latest_record_of_each_key(
         keys = [b"%d" % (n % 20) for n in range(60)]
         topic.append(pa.table({"key": keys, "value": pa.array(values, pa.binary())}))
         access = ("--schema-registry", server.url, "--registry-config", str(tmp_path / "registry.properties"))
-        assert to_iceberg.main(words(tmp_path, *upsert, *access)) == DONE
+        assert to_iceberg.main(words(tmp_path, *upsert, *access, "--bad-records", "quarantine")) == DONE
         assert "1 key deleted, 1 bad record" in capsys.readouterr().out
-        fail = words(tmp_path, *upsert, *access, "--bad-records", "fail", "--table", "shop.others")
-        assert to_iceberg.main(fail) == FAILED
+        assert to_iceberg.main(words(tmp_path, *upsert, *access, table="shop.others")) == FAILED
         assert "use --bad-records quarantine or skip to continue without it" in capsys.readouterr().err
     found = {row["id"]: row["n"] for row in table_rows(tmp_path).to_pylist()}
     assert found == {str(n % 20): n for n in range(40, 60) if n != 58}
