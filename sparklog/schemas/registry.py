@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
-from functools import partial
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -69,7 +69,8 @@ class SchemaRegistry:
             "key_file": key_file,
             "timeout_s": timeout_s,
         }
-        self._reopen = partial(SchemaRegistry, url, cache_dir=cache_dir, **access)
+        urls = url if url is None or isinstance(url, str) else tuple(url)
+        self._arguments = (urls, None if cache_dir is None else str(cache_dir), tuple(access.items()))
         self._client = None if url is None else RestClient.of(url, **access)
         self._files = None if cache_dir is None else SchemaFiles(Path(cache_dir))
         self._is_checked = False
@@ -79,8 +80,8 @@ class SchemaRegistry:
         self._versions: dict[tuple[str, int], dict[str, Any]] = {}
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # Other processes, such as Spark tasks, open the registry with the same arguments.
-        return self._reopen, ()
+        # Other processes, such as those of Spark tasks, open the registry with the same arguments.
+        return _opened, self._arguments
 
     def __repr__(self) -> str:
         return f"SchemaRegistry({', '.join(self._client.urls) if self._client else self._files!r})"
@@ -257,6 +258,14 @@ class SchemaRegistry:
             document = self._version(subject, version)
             self._add_references(document.get("references"), texts, visited)
             texts[name] = document["schema"]
+
+
+@lru_cache(maxsize=16)
+def _opened(
+    url: str | tuple[str, ...] | None, cache_dir: str | None, access: tuple[tuple[str, Any], ...]
+) -> SchemaRegistry:
+    """Return the registry that this process has already opened with these arguments, so that tasks share its cache."""
+    return SchemaRegistry(url, cache_dir=cache_dir, **dict(access))
 
 
 class Subject:

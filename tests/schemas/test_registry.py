@@ -156,6 +156,14 @@ def test_registry_can_be_sent_to_other_processes(server: FakeRegistry, tmp_path:
     assert pickle.loads(pickle.dumps(registry.subject("t", message="x"))).schema().message == "x"
 
 
+def test_tasks_of_a_process_request_each_schema_once(server: FakeRegistry) -> None:
+    number = server.register("t", INT)
+    sent = pickle.dumps(SchemaRegistry([server.url]))
+    before = len(server.requests)
+    assert {pickle.loads(sent).schema(number).text for _ in range(3)} == {INT}
+    assert len(server.requests) == before + 1
+
+
 def test_next_url_is_used_if_a_registry_cannot_be_reached(server: FakeRegistry) -> None:
     number = server.register("t", INT)
     with socket.socket() as closed:
