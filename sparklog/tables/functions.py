@@ -16,10 +16,10 @@ from sparklog.log.state.view import LogView
 from sparklog.log.topic.root import ROOT, Root, RootView, open_root
 from sparklog.opening import open_view, resolve
 from sparklog.storage.store import Store
-from sparklog.tables.copy import CopyReport, TableCopy, TableCopyOptions
+from sparklog.tables.copy import IN_PROCESS, CopyReport, TableCopy, TableCopyOptions
 from sparklog.tables.iceberg_catalog import open_catalog, table_identifier
 from sparklog.tables.rows import RowOptions
-from sparklog.tables.slices import BadRecords
+from sparklog.tables.slices import BadRecords, SliceRunner
 from sparklog.tables.target import TargetTable, parse_partition_by
 from sparklog.tables.watermark import NewTopic
 
@@ -92,6 +92,7 @@ def to_iceberg(
     table: str,
     *,
     catalog: Catalog | Mapping[str, str] | str | None = None,
+    spark: Any = None,
     **options: Unpack[TableKeywords],
 ) -> CopyReport:
     """Copy the current records of a topic to an Iceberg table, exactly once.
@@ -103,6 +104,7 @@ def to_iceberg(
         topic: The name of the topic.
         table: The namespace and the name of the table. The table is created if it does not exist.
         catalog: A pyiceberg catalog, its properties, or its name in pyiceberg's configuration.
+        spark: A Spark session whose tasks read the topic and write the files. Default: this process does the work.
 
     Returns:
         A report with the numbers of copied records, rows, bad records and commits, and the next offsets.
@@ -128,7 +130,7 @@ def to_iceberg(
     view = _view(root)
     target = IcebergTable(opened, (*namespace, name_of_table), view.env.new_id)
     quarantine = IcebergTable(opened, (*namespace, f"{name_of_table}_quarantine"), view.env.new_id)
-    return copy_topic(view, topic, target, quarantine, options)
+    return copy_topic(view, topic, target, quarantine, options, spark)
 
 
 @checked(TableKeywords, root=ROOT, topic=NAME, location=NAME)
@@ -138,6 +140,7 @@ def to_delta(
     location: str,
     *,
     storage_options: Mapping[str, str] | None = None,
+    spark: Any = None,
     **options: Unpack[TableKeywords],
 ) -> CopyReport:
     """Copy the current records of a topic to a Delta table, exactly once and without Spark.
@@ -149,6 +152,7 @@ def to_delta(
         topic: The name of the topic.
         location: The directory or URL of the table. The table is created if it does not exist.
         storage_options: Settings of the object store, as in deltalake.
+        spark: A Spark session whose tasks read the topic and write the files. Default: this process does the work.
 
     Returns:
         A report with the numbers of copied records, rows, bad records and commits, and the next offsets.
@@ -165,7 +169,7 @@ def to_delta(
     """
     view = _view(root)
     target, quarantine = delta_tables(location, storage_options or {}, view.env)
-    return copy_topic(view, topic, target, quarantine, options)
+    return copy_topic(view, topic, target, quarantine, options, spark)
 
 
 def delta_tables(location: str, storage_options: Mapping[str, str], env: Env) -> tuple[DeltaLakeTable, DeltaLakeTable]:
@@ -184,9 +188,9 @@ def delta_tables(location: str, storage_options: Mapping[str, str], env: Env) ->
 
 
 def copy_topic(
-    view: LogView, topic: str, target: TargetTable, quarantine: TargetTable, options: TableKeywords
+    view: LogView, topic: str, target: TargetTable, quarantine: TargetTable, options: TableKeywords, spark: Any
 ) -> CopyReport:
-    """Copy the current records of a topic to a table."""
+    """Copy the current records of a topic to a table, in this process or in the tasks of a Spark session."""
     rows = RowOptions(
         options.get("payload", "raw"),
         options.get("mode", "append") == "upsert",
@@ -205,7 +209,12 @@ def copy_topic(
         fail_on_data_loss=options.get("fail_on_data_loss", True),
         new_topic=options.get("new_topic", "fail"),
     )
-    return TableCopy(view, topic, target, copy_options, quarantine).copy_existing()
+    runner: SliceRunner = IN_PROCESS
+    if spark is not None:
+        from sparklog.maintenance.spark_runner import SparkRunner
+
+        runner = SparkRunner(spark)
+    return TableCopy(view, topic, target, copy_options, quarantine, runner=runner).copy_existing()
 
 
 def _view(root: RootLike) -> LogView:

@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 from collections import Counter
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -112,6 +113,18 @@ def test_tasks_decode_values_and_retain_the_latest_record_of_each_key(
         assert "use --bad-records quarantine or skip to continue without it" in capsys.readouterr().err
     found = {row["id"]: row["n"] for row in table_rows(tmp_path).to_pylist()}
     assert found == {str(n % 20): n for n in range(40, 60) if n != 58}
+
+
+@pytest.mark.spark
+def test_python_programs_pass_a_session(
+    spark: SparkSession, topic: Topic, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(slices, "read_parts", None)
+    append(topic, 0, 20)
+    report = sparklog.to_iceberg(topic.root, "orders", "shop.orders", catalog=sqlite_properties(tmp_path), spark=spark)
+    assert report.rows == 20
+    if find_spec("deltalake"):
+        assert sparklog.to_delta(topic.root, "orders", str(tmp_path / "delta"), spark=spark).rows == 20
 
 
 SCRIPT = """
