@@ -134,11 +134,11 @@ def test_kernel_that_has_to_be_compiled_is_interpreted_for_more_records() -> Non
     choice = Choice(100, 1000)
     assert not choice.compiled(100, lambda: False)
     assert not choice.compiled(600, lambda: False)
+    assert choice.compiled(1, lambda: True)
     assert not choice.compiled(400, lambda: False)
     assert choice.compiled(1, lambda: False)
-    choice = Choice(100, 1000)
-    assert choice.compiled(101, lambda: True)
-    assert Choice(100, 1000).compiled(1000, lambda: False)
+    assert Choice(100, 1000).compiled(101, lambda: True)
+    assert Choice(100, 1000).compiled(1001, lambda: False)
 
 
 def test_importing_format_does_not_load_numba() -> None:

@@ -5,9 +5,9 @@ Python and takes about five microseconds per record. A **compiled** kernel (`mac
 per second, but loading the first kernel takes 50 ms of CPU time per process, or several seconds if the kernel is not in
 the cache and has to be compiled.
 
-A process interprets kernels until the next call would exceed a total of `LOADING_IS_WORTH` records, or of
-`COMPILING_IS_WORTH` records if the kernel is not in the cache. Then it loads the compiled kernels, and uses only these.
-Therefore a process spends at most about twice the time of the better mode if the kernels are in the cache.
+A process interprets kernels until the next call would exceed a total of `LOADING_IS_WORTH` records. Then it loads the
+compiled kernels. Kernels that are not in the cache are interpreted for another `COMPILING_IS_WORTH` records. Therefore
+a process spends at most about twice the time of the better mode if the kernels are in the cache.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ LOADING_IS_WORTH = 10_000
 (docs/design/performance.md).
 """
 
-COMPILING_IS_WORTH = 50_000
-"""The number of records after which a process compiles a kernel that is not in the cache."""
+COMPILING_IS_WORTH = 40_000
+"""The number of further records after which a process compiles a kernel that is not in the cache."""
 
 
 class Choice:
     """The mode in which the kernels of a process run. Kernels are interpreted for another `left` records, and then
     compiled.
 
-    * `left_to_compile`: the number of records by which `left` is increased once if a kernel is not in the cache
+    * `left_to_compile`: the number of records for which kernels that are not in the cache are interpreted after that
     * `loaded`: the number of compiled kernels that were loaded
     * `is_preloading`: True while a thread loads kernels that other threads continue to interpret
     """
@@ -41,22 +41,29 @@ class Choice:
         self.loaded = 0
         self.is_preloading = False
 
-    def compiled(self, records: int, is_cached: Callable[[], bool] | None = None) -> bool:
+    def compiled(self, records: int, is_cached: Callable[[], bool] = lambda: True) -> bool:
         """Count a call that processes `records` records. Return True if the call should run compiled code.
 
         `is_cached` returns True if loading the kernel does not require compiling it.
         """
-        self.left = self.left - records if records <= self.left else -1
-        if self.left < 0 and self.left_to_compile > records and is_cached is not None and not is_cached():
-            self.left, self.left_to_compile = self.left_to_compile - records, 0
-        return self.left < 0 and not self.is_preloading
+        self.left = _after(self.left, records)
+        if self.left >= 0 or self.is_preloading:
+            return False
+        if is_cached():
+            return True
+        self.left_to_compile = _after(self.left_to_compile, records)
+        return self.left_to_compile < 0
 
     def load(self) -> None:
-        """Run compiled code in all future calls of kernels."""
-        self.left, self.left_to_compile = -1, 0
+        """Run compiled code in all future calls of kernels that are in the cache."""
+        self.left = -1
 
 
-choice = Choice(LOADING_IS_WORTH, COMPILING_IS_WORTH - LOADING_IS_WORTH)
+def _after(left: int, records: int) -> int:
+    return left - records if records <= left else -1
+
+
+choice = Choice(LOADING_IS_WORTH, COMPILING_IS_WORTH)
 """The mode of this process."""
 
 
@@ -78,7 +85,7 @@ class Kernel:
         """Return True if the kernel can be loaded without compiling it."""
         from sparklog.format.kernels.machine_code import is_cached
 
-        return is_cached(self.function)
+        return self._compiled is not None or is_cached(self.function)
 
     def load(self) -> Callable[..., Any]:
         """Return the compiled kernel. The first call loads the kernel from the cache or compiles it."""

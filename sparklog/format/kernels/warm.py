@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
 from importlib import import_module
 
 from sparklog.format.kernels.kernel_choice import Kernel
 
-KERNEL_MODULES = (
-    "sparklog.format.offset_map",
+RECORD_MODULES = (
     "sparklog.format.kernels.record_kernels",
     "sparklog.format.kernels.encode_kernels",
     "sparklog.format.kernels.hash_kernels",
-    "sparklog.format.legacy.legacy_kernels",
 )
+"""The names of the modules with the kernels that read and write records."""
+
+KERNEL_MODULES = ("sparklog.format.offset_map", *RECORD_MODULES, "sparklog.format.legacy.legacy_kernels")
 """The names of all modules with kernels, including modules of higher packages, which must not be imported here."""
 
 
@@ -23,11 +25,23 @@ def warm_up() -> str | None:
     """
     from sparklog.format.kernels.machine_code import CACHE_DIRECTORY
 
-    for name in KERNEL_MODULES:
+    for kernel in _kernels(KERNEL_MODULES):
+        kernel.load()
+    return CACHE_DIRECTORY
+
+
+def load_cached_kernels() -> None:
+    """Load the kernels that read and write records, except for kernels that would have to be compiled."""
+    for kernel in _kernels(RECORD_MODULES):
+        if kernel.is_cached():
+            kernel.load()
+
+
+def _kernels(modules: Iterable[str]) -> Iterator[Kernel]:
+    for name in modules:
         for member in vars(import_module(name)).values():
             if isinstance(member, Kernel):
-                member.load()
-    return CACHE_DIRECTORY
+                yield member
 
 
 if __name__ == "__main__":

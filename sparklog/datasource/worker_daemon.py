@@ -1,0 +1,81 @@
+"""Spark's daemon of Python workers, which imports the packages of its workers before it forks them.
+
+Spark starts a daemon for each kind of worker: planning, commits, tasks. The daemon forks the workers, and Spark ends
+workers that have been idle for a minute. Since Spark 4.2, `pyspark.daemon` imports almost nothing, so each worker
+imports pyspark, numpy, pyarrow and sparklog again. This daemon imports them once. The script sparklog-python runs this
+module instead of `pyspark.daemon`, and is the only way to replace the daemons of workers that plan and commit.
+
+* **Other code of the user** runs in the same workers. The daemon imports only packages that support a fork. numpy and
+  pyarrow stop and restore their threads in a fork. The daemon must not import numpy.random, because all workers would
+  have the same state.
+* **Files of the session** (`--py-files`) come first in the path of a worker, but do not replace packages that the
+  daemon has imported.
+* **Output**: Spark reads the port of the daemon from the standard output of the daemon, so the output of imports is
+  redirected to the standard error.
+* **Errors**: If an import fails, the worker imports the module again and reports the error to Spark.
+* **Garbage collection**: `pyspark.daemon` collects garbage after each call of a worker. The collector skips objects
+  that existed before the fork.
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from importlib import import_module
+
+_WRITING = ("pyarrow", "sparklog.datasource.data_source", "sparklog.datasource.writer")
+TASKS = "pyspark.worker"
+IMPORTS = {
+    TASKS: (*_WRITING, "sparklog.log.write.append_writer", "sparklog.datasource.read_task"),
+    "pyspark.sql.worker.create_data_source": ("sparklog.datasource.data_source",),
+    "pyspark.sql.worker.plan_data_source_read": ("sparklog.datasource.data_source", "sparklog.datasource.reader"),
+    "pyspark.sql.worker.write_into_data_source": _WRITING,
+    "pyspark.sql.worker.commit_data_source_write": _WRITING,
+    "pyspark.sql.worker.python_streaming_sink_runner": _WRITING,
+}
+"""The modules to import for each kind of worker, in addition to the module of the worker."""
+
+
+def main() -> None:
+    """Run the daemon. The first argument is the module of the workers, as for `pyspark.daemon`."""
+    with _output_to_stderr():
+        preload(sys.argv[1])
+    from pyspark.daemon import manager
+
+    manager()
+
+
+def preload(worker: str) -> None:
+    """Import the modules of a kind of worker, and exempt all existing objects from garbage collection."""
+    gc.disable()
+    for module in (worker, *IMPORTS.get(worker, ())):
+        with suppress(Exception):
+            import_module(module)
+    if worker == TASKS:
+        with suppress(Exception):
+            from sparklog.format.kernels.warm import load_cached_kernels
+
+            load_cached_kernels()
+    gc.freeze()
+    gc.enable()
+
+
+@contextmanager
+def _output_to_stderr() -> Iterator[None]:
+    """Redirect the standard output of Python and of libraries to the standard error."""
+    sys.stdout.flush()
+    stdout = os.dup(1)
+    os.dup2(2, 1)
+    try:
+        yield
+    finally:
+        sys.stdout.flush()
+        os.dup2(stdout, 1)
+        os.close(stdout)
+
+
+if __name__ == "__main__":
+    main()
