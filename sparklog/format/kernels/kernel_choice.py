@@ -83,9 +83,11 @@ class Kernel:
 
     def is_cached(self) -> bool:
         """Return True if the kernel can be loaded without compiling it."""
+        if self._compiled is not None:
+            return True
         from sparklog.format.kernels.machine_code import is_cached
 
-        return self._compiled is not None or is_cached(self.function)
+        return is_cached(self.function)
 
     def load(self) -> Callable[..., Any]:
         """Return the compiled kernel. The first call loads the kernel from the cache or compiles it."""

@@ -4,8 +4,8 @@
 about a millisecond, in addition to 40 ms of CPU time for llvmlite in the first load of a process. numba, which is only
 imported if a kernel is not in the cache, takes 0.3 s and 60 MB of memory.
 
-A compiled kernel is called with integers: the parameters that are integers, and the addresses of the numpy arrays,
-whose data and shape it reads. `Kind.check` has checked them before.
+A compiled kernel is called with the address of its arguments, which are integers and the addresses of numpy arrays. It
+reads the data and the shape of each array, whose type has been checked before.
 
 A file of the cache consists of the SHA-256 of the rest, the name of the function, a line feed, and the object file. The
 name of the cache directory contains a hash of all that the object files depend on.
@@ -17,6 +17,7 @@ import ctypes
 import hashlib
 import os
 import shutil
+import struct
 import tempfile
 import threading
 from collections.abc import Callable
@@ -25,11 +26,14 @@ from pathlib import Path
 from typing import Any
 
 import llvmlite.binding as llvm  # type: ignore[import-untyped]
+import numpy as np
 
 from sparklog.format.kernels.kernel_memory import Signature
 
 SUFFIX = ".kernel"
 _DIGEST_BYTES = 32
+_C_CONTIGUOUS, _WRITEABLE = 0x1, 0x400
+"""Bits of `numpy.ndarray.flags.num`."""
 
 LOADING = threading.RLock()
 """Held while a kernel is loaded or compiled. A fork waits until no other thread holds it
@@ -152,7 +156,7 @@ def _address(name: str, code: bytes) -> int:
             llvm.initialize()
         llvm.initialize_native_target()
         llvm.initialize_native_asmprinter()
-    machine = llvm.Target.from_default_triple().create_target_machine()
+    machine = llvm.Target.from_triple(llvm.get_process_triple()).create_target_machine()
     engine = llvm.create_mcjit_compiler(llvm.parse_assembly(""), machine)
     engine.add_object_file(llvm.ObjectFileRef.from_data(code))
     engine.finalize_object()
@@ -167,21 +171,35 @@ def _callable(address: int, signature: Signature) -> Callable[..., Any]:
     """Return a function that checks its arguments and calls the function at an address.
 
     The first two parameters of a function that numba compiles are the addresses of the result and of an exception. It
-    returns a status.
+    returns a status. The third parameter is the address of the arguments. The source of the returned function depends
+    on the signature, because a loop over the arguments would take longer than a kernel takes for a few records.
     """
-    words = [ctypes.c_int64] * len(signature.parameters)
-    function = ctypes.CFUNCTYPE(ctypes.c_int32, ctypes.c_void_p, ctypes.c_void_p, *words)(address)
-    checks = [kind.check for kind in signature.parameters]
-    is_array = [kind.dimensions > 0 for kind in signature.parameters]
-    returns = signature.result.dtype != "void"
-
-    def call(*arguments: Any) -> Any:
-        passed = [check(argument) for check, argument in zip(checks, arguments, strict=True)]
-        result, exception = ctypes.c_int64(), ctypes.c_void_p()
-        addresses = [id(value) if array else value for array, value in zip(is_array, passed, strict=True)]
-        status = function(ctypes.addressof(result), ctypes.addressof(exception), *addresses)
-        if status:
-            raise RuntimeError(f"a kernel ended with status {status}")
-        return result.value if returns else None
-
+    count = len(signature.parameters)
+    pointers = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_char_p)
+    names: dict[str, Any] = {
+        "function": ctypes.CFUNCTYPE(ctypes.c_int32, *pointers)(address),
+        "pack": struct.Struct(f"={count}q").pack,
+        "words": ctypes.c_int64 * 2,
+        "address": ctypes.addressof,
+        "ndarray": np.ndarray,
+    }
+    lines, passed = [f"def call({', '.join(f'a{index}' for index in range(count))}):"], []
+    for index, kind in enumerate(signature.parameters):
+        name = f"a{index}"
+        passed.append(f"id({name})" if kind.dimensions else name)
+        if kind.dimensions:
+            names[f"type_{index}"], names[f"check_{index}"] = np.dtype(kind.dtype), kind.check
+            flags = _C_CONTIGUOUS | (_WRITEABLE if kind.writable else 0)
+            lines.append(
+                f"    if not (type({name}) is ndarray and {name}.dtype is type_{index} and "
+                f"{name}.ndim == {kind.dimensions} and {name}.flags.num & {flags} == {flags}): check_{index}({name})"
+            )
+    lines += [
+        "    result = words()",
+        "    at = address(result)",
+        f"    if function(at, at + 8, pack({', '.join(passed)})): raise RuntimeError('a kernel has failed')",
+        "" if signature.result.dtype == "void" else "    return result[0]",
+    ]
+    exec("\n".join(lines), names)
+    call: Callable[..., Any] = names["call"]
     return call

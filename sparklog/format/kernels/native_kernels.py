@@ -249,8 +249,8 @@ def _sip_rounds(builder: Any, state: Any, count: int) -> Any:
 def object_code(function: Callable[..., Any], signature: Signature) -> tuple[str, bytes]:
     """Compile a kernel. Return the name of a function and an object file that contains it.
 
-    The parameters of the function are int64. An array is passed as the address of its numpy object. Raises RuntimeError
-    if the object file would refer to code outside of it.
+    The parameter of the function is the address of the arguments, which are int64. An array is passed as the address of
+    its numpy object. Raises RuntimeError if the object file would refer to code outside of it.
     """
     flags = compiler.Flags()
     flags.no_cpython_wrapper = flags.no_cfunc_wrapper = True
@@ -259,7 +259,7 @@ def object_code(function: Callable[..., Any], signature: Signature) -> tuple[str
     with global_compiler_lock:
         result = compiler.compile_extra(
             cpu_target.typing_context, cpu_target.target_context, _entry(kernel, signature),
-            (types.int64,) * len(signature.parameters), types.int64, flags, {},
+            (types.int64,), types.int64, flags, {},
         )  # fmt: skip
         functions = list(result.library._final_module.functions)
         outside = [each.name for each in functions if each.is_declaration and not each.name.startswith("llvm.")]
@@ -269,16 +269,15 @@ def object_code(function: Callable[..., Any], signature: Signature) -> tuple[str
 
 
 def _entry(kernel: Any, signature: Signature) -> Any:
-    """Return a function of int64 that calls a kernel."""
-    names: dict[str, Any] = {"kernel": kernel}
+    """Return a function that calls a kernel with the arguments at an address."""
+    names: dict[str, Any] = {"kernel": kernel, "load": load_i64}
     arguments = []
     for index, kind in enumerate(signature.parameters):
         names[f"array_{index}"] = _array(kind)
-        arguments.append(f"array_{index}(a{index})" if kind.dimensions else f"a{index}")
-    parameters = ", ".join(f"a{index}" for index in range(len(arguments)))
+        loaded = f"load(address + {8 * index})"
+        arguments.append(f"array_{index}({loaded})" if kind.dimensions else loaded)
     returned = "" if signature.result.dtype == "void" else "return "
-    # The number of parameters differs, and numba does not compile functions with a variable number of them.
-    exec(f"def entry({parameters}):\n    {returned}kernel({', '.join(arguments)})\n    return 0", names)
+    exec(f"def entry(address):\n    {returned}kernel({', '.join(arguments)})\n    return 0", names)
     return names["entry"]
 
 
