@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from sparklog.clients.consumer.consumer import Consumer, consumer
     from sparklog.clients.consumer.partition_reader import ConsumerRecord
     from sparklog.clients.consumer.rebalances import RebalanceListener
-    from sparklog.clients.producer.futures import RecordFuture, RecordMetadata
+    from sparklog.clients.producer.futures import RecordFuture, RecordFutures, RecordMetadata
     from sparklog.clients.producer.producer import Producer, producer
     from sparklog.datasource.partitioned import partitioned
     from sparklog.datasource.restarts import run_query
@@ -54,12 +54,12 @@ if TYPE_CHECKING:
 
 __all__ = [
     "BadRequest", "Conflict", "Consumer", "ConsumerRecord", "Corrupt", "Fenced", "FollowedTable", "Groups", "NotFound",
-    "Producer", "RebalanceListener", "RecordFuture", "RecordMetadata", "Root", "Scan", "SparklogError", "Topic",
-    "TopicReader", "TopicTable", "Transaction", "TransactionalProducer", "Unavailable", "View", "Wakeup",
-    "WriteOptions", "WriterKey", "__version__", "backup", "clone", "compact", "configure", "consumer", "datasets",
-    "duckdb", "export_kafka", "import_kafka", "open", "open_view", "partitioned", "polars", "producer", "register",
-    "repair", "repartition", "restore", "retain", "run_query", "table", "to_delta", "to_iceberg",
-    "transactional", "verify", "watch",
+    "Producer", "RebalanceListener", "RecordFuture", "RecordFutures", "RecordMetadata", "Root", "Scan",
+    "SparklogError", "Topic", "TopicReader", "TopicTable", "Transaction", "TransactionalProducer", "Unavailable",
+    "View", "Wakeup", "WriteOptions", "WriterKey", "__version__", "backup", "clone", "compact", "configure",
+    "consumer", "datasets", "duckdb", "export_kafka", "import_kafka", "open", "open_view", "partitioned", "polars",
+    "producer", "register", "repair", "repartition", "restore", "retain", "run_query", "table", "to_delta",
+    "to_iceberg", "transactional", "verify", "watch",
 ]  # fmt: skip
 
 if not TYPE_CHECKING:
@@ -85,7 +85,7 @@ if not TYPE_CHECKING:
             "sparklog.log.topic.root": "Root open_root=open",
             "sparklog.log.topic.topic": "Topic",
             "sparklog.log.write.append_target": "WriteOptions",
-            "sparklog.clients.producer.futures": "RecordFuture RecordMetadata",
+            "sparklog.clients.producer.futures": "RecordFuture RecordFutures RecordMetadata",
             "sparklog.clients.producer.producer": "Producer producer",
             "sparklog.engines.datasets": "datasets duckdb polars table",
             "sparklog.tables.functions": "to_delta to_iceberg",

@@ -16,6 +16,7 @@ import pytest
 import sparklog
 from sparklog.common import units
 from sparklog.errors import BadRequest, NotFound, SparklogError, shortened
+from sparklog.log.write.arrow_data import ArrowData
 
 KAFKA = str(Path(__file__).parents[1] / "examples" / "data" / "kafka-log-dir")
 DATA = pa.table({"key": ["a", "b"], "value": ["1", "2"]})
@@ -57,6 +58,11 @@ class Place:
     def send(self, topic: str, value: Any, key: Any = None, headers: Any = None) -> None:
         with sparklog.producer(self.root, linger_ms=0) as producer:
             producer.send(topic, value, key, headers=headers).result(10)
+
+    def send_many(self, topic: str, data: ArrowData) -> None:
+        with sparklog.producer(self.root, linger_ms=0) as producer:
+            for future in producer.send_many(topic, data):
+                future.result(10)
 
     def producer(self) -> sparklog.Producer:
         """Return a producer that numbers its records. It is closed with the test's root."""
@@ -122,7 +128,8 @@ def calls(view: sparklog.View) -> Calls:
     add("View.topic of Kafka", lambda _: view.topic, name="txn-a")
     for name, given in (("scan", {}), ("offset_for_timestamp", {"timestamp_ms": 1})):
         add(f"TopicReader.{name} of Kafka", lambda _, name=name: getattr(view.topic("txn-a"), name), **given)  # type: ignore[misc]
-    add("compact", lambda _: sparklog.compact, root=root)
+    for name in ("compact", "datasets", "polars"):
+        add(name, lambda _, name=name: getattr(sparklog, name), root=root)  # type: ignore[misc]
     add("retain", lambda _: sparklog.retain, root=root, dry_run=True)
     add("verify", lambda _: sparklog.verify, path=root)
     add("repair", lambda _: sparklog.repair, path=root)
@@ -131,14 +138,13 @@ def calls(view: sparklog.View) -> Calls:
     add("clone", lambda _: sparklog.clone, root=root, topic="t", name="clone", dry_run=True)
     add("import_kafka", lambda _: sparklog.import_kafka, root=new, log_dir=KAFKA, topics=("txn-a",), dry_run=True)
     add("export_kafka", lambda _: sparklog.export_kafka, root=root, topics=("t",), to=new)
-    add("datasets", lambda _: sparklog.datasets, root=root)
     add("duckdb", lambda _: sparklog.duckdb, con=lambda _: Connection(), root=root)
-    add("polars", lambda _: sparklog.polars, root=root)
     add("table", lambda _: sparklog.table, root=root, topic="t")
     add("consumer", lambda _: sparklog.consumer, root=root, group="g", topics=("t",))
     add("transactional", lambda _: sparklog.transactional, root=root, transactional_id="x")
     add("producer", lambda p: p.made_producer, producer_id=None, transactional_id=None)
     add("Producer.send", lambda p: p.send, topic="t", value="v")
+    add("Producer.send_many", lambda p: p.send_many, topic="t", data=DATA)
     add("Producer.send of a field", lambda p: p.send_numbered, topic="t", value="v", sequence=1)
     add("producer of options", lambda p: p.closed_producer, root=root)
     for name, given in {"partitions_for": {"topic": "t"}, "last_sequence": {"topic": "t"}, "flush": {}}.items():

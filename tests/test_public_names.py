@@ -42,7 +42,7 @@ NAMES = {
     },
     "Producer": {
         *("abort_transaction", "begin_transaction", "client_id", "close", "commit_transaction", "flush"),
-        *("last_sequence", "partitions_for", "send", "send_offsets_to_transaction"),
+        *("last_sequence", "partitions_for", "send", "send_many", "send_offsets_to_transaction"),
     },
     "RecordFuture": {
         *("add_callback", "add_done_callback", "add_errback", "cancel", "cancelled", "done", "exception", "get"),

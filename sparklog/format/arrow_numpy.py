@@ -67,6 +67,9 @@ def _bits(valid: npt.NDArray[np.bool_] | None) -> pa.Buffer | None:
 
 def bytes_array(cells: Sequence[bytes | None]) -> pa.BinaryArray:
     """Return a binary array that contains these cells."""
+    if None not in cells:
+        full: Sequence[bytes] = cells  # type: ignore[assignment]
+        return binary_array(np.fromiter(map(len, full), np.int64, len(full)), b"".join(full))
     valid = np.array([cell is not None for cell in cells], np.bool_)
     full = [cell or b"" for cell in cells]
     return binary_array([len(cell) for cell in full], b"".join(full), valid)

@@ -4,49 +4,138 @@ from __future__ import annotations
 
 from collections.abc import MutableMapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from sparklog.clients.producer.accumulator import Records
+from sparklog.clients.producer.accumulator import ROW_CELLS, Batch
 from sparklog.clients.producer.futures import RecordPositions
 from sparklog.errors import BadRequest
-from sparklog.format.arrow_numpy import bytes_array, fixed_array, fixed_values
+from sparklog.format.arrow_numpy import bytes_array, fixed_array, fixed_values, valid_rows
 from sparklog.log.journal.clocks import Env
+from sparklog.log.journal.documents import INT32_MAX
+from sparklog.log.state.record_schema import HEADERS_TYPE
 from sparklog.log.write.append_target import AppendOutcome, AppendTarget, WriteOptions
 from sparklog.log.write.arrow_data import write_files
 from sparklog.log.write.python_rows import headers_array
 from sparklog.log.write.rows import Partitioner
+from sparklog.log.write.rows import rows_of as row_columns
 from sparklog.storage.memory import MemoryStore
 
+COLUMNS = pa.schema(
+    [
+        pa.field("key", pa.binary()),
+        pa.field("value", pa.binary()),
+        pa.field("headers", HEADERS_TYPE),
+        pa.field("timestamp", pa.int64()),
+        pa.field("partition", pa.int32()),
+    ]
+)
+"""The columns of records. `timestamp` is in ms. If `partition` is null, the key or the sticky partition is used."""
 
-def rows_of(records: Records, partitions: int, seed: int, sticky_bytes: int) -> pa.RecordBatch:
-    """Return the rows of records for a topic with this number of partitions. The rows include a partition column
-    (int32).
+
+@dataclass(frozen=True, slots=True)
+class Records:
+    """Records as columns.
+
+    `sequences` contains the sequence of each record, or is empty if the records do not have sequences. `numbers`
+    contains the row numbers of the records in the batch.
+    """
+
+    columns: pa.Table
+    sequences: Sequence[int | None]
+    numbers: Sequence[int]
+
+    @classmethod
+    def of(cls, batch: Batch) -> Records:
+        """Return all records of a batch."""
+        parts = [part for part in (*batch.parts, batch.cells) if len(part)]
+        columns = [_columns(part) if isinstance(part, list) else part for part in parts]
+        # `send_many` does not accept sequences.
+        sequences = [] if batch.parts else batch.cells[ROW_CELLS - 1 :: ROW_CELLS]
+        return cls(pa.Table.from_batches(columns, COLUMNS), sequences, range(batch.count))
+
+    def __len__(self) -> int:
+        return len(self.numbers)
+
+    def slice(self, low: int, high: int) -> Records:
+        columns = self.columns.slice(low, high - low)
+        return Records(columns, self.sequences[low:high], self.numbers[low:high])
+
+    def select(self, rows: Sequence[int]) -> Records:
+        if len(rows) == len(self):
+            return self
+        columns = self.columns.take(fixed_array(np.array(rows, np.int64), pa.int64()))
+        sequences = [self.sequences[row] for row in rows] if self.sequences else []
+        return Records(columns, sequences, [self.numbers[row] for row in rows])
+
+
+def _columns(cells: list[Any]) -> pa.RecordBatch:
+    """Return the columns of rows, given the cells of all rows."""
+    keys, values, headers, timestamps, partitions = (cells[column::ROW_CELLS] for column in range(ROW_CELLS - 1))
+    n = len(keys)
+    arrays = [
+        pa.nulls(n, pa.binary()) if keys.count(None) == n else bytes_array(keys),
+        bytes_array(values),
+        headers_array(headers) if any(headers) else pa.nulls(n, HEADERS_TYPE),
+        fixed_array(np.array(timestamps, np.int64), pa.int64()),
+        _partitions(partitions),
+    ]
+    return pa.RecordBatch.from_arrays(arrays, schema=COLUMNS)
+
+
+def _partitions(partitions: Sequence[int | None]) -> pa.Array:
+    if partitions.count(None) == len(partitions):
+        return pa.nulls(len(partitions), pa.int32())
+    valid = np.array([partition is not None for partition in partitions], np.bool_)
+    return fixed_array(np.array([partition or 0 for partition in partitions], np.int32), pa.int32(), valid)
+
+
+def columns_of(batch: pa.RecordBatch, now_ms: int) -> pa.RecordBatch:
+    """Return the columns of a batch that a program sends. Null timestamps become `now_ms`.
+
+    Raises `BadRequest` if a column has a wrong type, or if a row has no key, value or headers.
+    """
+    n, rows = batch.num_rows, row_columns([batch], now_ms)
+    arrays = [
+        pa.nulls(n, field.type) if array is None else array if array.type == field.type else array.cast(field.type)
+        for field, array in zip(COLUMNS, (rows.key, rows.value, rows.headers, None, None), strict=True)
+    ]
+    arrays[3] = fixed_array(rows.timestamp, pa.int64())
+    if rows.partition is not None:
+        arrays[4] = _int32(rows.partition)
+    empty = np.flatnonzero(~np.logical_or.reduce([valid_rows(array) for array in arrays[:3]]))
+    if len(empty):
+        raise BadRequest(f"row {int(empty[0])} requires a key or a value: set a key to write a tombstone")
+    return pa.RecordBatch.from_arrays(arrays, schema=COLUMNS)
+
+
+def _int32(partition: pa.Array) -> pa.Array:
+    """Return partitions as int32. Raises `BadRequest` if a partition is negative or too large."""
+    valid = valid_rows(partition)
+    values = np.where(valid, fixed_values(partition, str(partition.type)), 0)
+    wrong = values[(values < 0) | (values > INT32_MAX)]
+    if len(wrong):
+        raise BadRequest(f"partition must be an integer from 0 to {INT32_MAX}, found {int(wrong[0])}")
+    return fixed_array(values.astype(np.int32), pa.int32(), valid)
+
+
+def rows_of(records: Records, partitions: int, seed: int, sticky_bytes: int) -> pa.Table:
+    """Return the rows of records for a topic with this number of partitions. Each row has a partition.
 
     Records that have neither a key nor a partition are written to the partition that `seed` selects. After each
     `sticky_bytes`, the next partition is used. Raises `BadRequest` if the topic does not have a partition.
     """
-    n = len(records)
-    columns: dict[str, pa.Array] = {"value": bytes_array(records.values)}
-    if records.keys.count(None) < n:
-        columns["key"] = bytes_array(records.keys)
-    if records.headers.count(None) < n:
-        columns["headers"] = headers_array(records.headers)
-    columns["timestamp"] = fixed_array(np.array(records.timestamps, np.int64), pa.int64())
     partitioner = Partitioner(partitions, seed=seed, sticky_bytes=sticky_bytes)
-    explicit = _explicit_partitions(records.partitions)
-    partition = partitioner.assign(n, key=columns.get("key"), value=columns["value"], partition=explicit)
-    columns["partition"] = fixed_array(partition, pa.int32())
-    return pa.RecordBatch.from_arrays(list(columns.values()), names=list(columns))
+    return pa.Table.from_batches([_partitioned(part, partitioner) for part in records.columns.to_batches()], COLUMNS)
 
 
-def _explicit_partitions(partitions: Sequence[int | None]) -> pa.Array | None:
-    if partitions.count(None) == len(partitions):
-        return None
-    valid = np.array([partition is not None for partition in partitions], np.bool_)
-    return fixed_array(np.array([partition or 0 for partition in partitions], np.int64), pa.int64(), valid)
+def _partitioned(columns: pa.RecordBatch, partitioner: Partitioner) -> pa.RecordBatch:
+    key, value, *others, explicit = columns.columns
+    partition = partitioner.assign(columns.num_rows, key=key, value=value, partition=explicit)
+    return pa.RecordBatch.from_arrays([key, value, *others, fixed_array(partition, pa.int32())], schema=COLUMNS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,9 +153,11 @@ class PartitionedRows:
     count: int
 
     @classmethod
-    def of(cls, rows: pa.RecordBatch, target: AppendTarget, records: Records, count: int) -> PartitionedRows:
-        partition = fixed_values(rows.column("partition"), np.int32)
-        timestamp = fixed_values(rows.column("timestamp"), np.int64)
+    def of(cls, rows: pa.Table, target: AppendTarget, records: Records, count: int) -> PartitionedRows:
+        partition, timestamp = (
+            np.concatenate([fixed_values(chunk, dtype) for chunk in rows.column(name).chunks])
+            for name, dtype in (("partition", np.int32), ("timestamp", np.int64))
+        )
         return cls(partition, timestamp, target.configs.log_append_time, records.numbers, count)
 
     def positions(self, outcome: AppendOutcome, next_offsets: MutableMapping[int, int]) -> RecordPositions:
@@ -106,7 +197,7 @@ def rejected_rows(
     while spans:
         low, high = spans.pop()
         try:
-            rows = rows_of(records.select(range(low, high)), target.partitions, seed, options.batch_bytes)
+            rows = rows_of(records.slice(low, high), target.partitions, seed, options.batch_bytes)
             write_files(rows, in_memory, env, options=options, writer=None)
         except BadRequest as error:
             if high - low == 1:

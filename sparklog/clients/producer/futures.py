@@ -12,10 +12,13 @@ import asyncio
 import copy
 import logging
 import threading
+from bisect import bisect_right
 from collections import defaultdict
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Callable, Generator, Mapping, Sequence
 from concurrent.futures import Future
-from typing import Any, NamedTuple
+from contextlib import suppress
+from itertools import accumulate
+from typing import Any, NamedTuple, overload
 
 import numpy as np
 import numpy.typing as npt
@@ -60,6 +63,10 @@ class BatchResult:
         self.condition = threading.Condition()
         self.watched: defaultdict[int, list[RecordFuture]] = defaultdict(list)
         """The futures that have callbacks or are awaited by functions of `concurrent.futures`, by row."""
+        self._awaited: defaultdict[asyncio.AbstractEventLoop, list[tuple[int, asyncio.Future[None]]]] = defaultdict(
+            list
+        )
+        """The futures of coroutines that await a record, with its row, by event loop."""
         self._rejected: dict[int, SparklogError] = {}
         self._failure: SparklogError | None = None
         self._positions: RecordPositions | None = None
@@ -78,6 +85,17 @@ class BatchResult:
             return None
         partition, offset, timestamp = (int(column[row]) for column in positions)
         return RecordMetadata(self.topic, partition, offset, timestamp, is_repeat=partition < 0)
+
+    def done_in_loop(self, row: int) -> asyncio.Future[None]:
+        """Return a future of the running event loop, which is done when a record is done."""
+        loop = asyncio.get_running_loop()
+        future: asyncio.Future[None] = loop.create_future()
+        with self.condition:
+            if self.is_done(row):
+                future.set_result(None)
+            else:
+                self._awaited[loop].append((row, future))
+        return future
 
     def succeed(self, positions: RecordPositions) -> None:
         """Set the positions of the records that have not failed."""
@@ -105,6 +123,7 @@ class BatchResult:
         """
         self.condition = threading.Condition()
         self.watched.clear()
+        self._awaited.clear()
         self._failure = error
 
     def _notify(self) -> None:
@@ -115,8 +134,36 @@ class BatchResult:
             for future in futures:
                 future._notify_waiters()
             self.condition.notify_all()
+            awaited = [(loop, self._pop_awaited(loop)) for loop in list(self._awaited)]
+        for loop, done in awaited:
+            # One call per event loop instead of one per record.
+            with suppress(RuntimeError):  # The loop is closed.
+                loop.call_soon_threadsafe(_set_done, done)
         for future in futures:
             future._call_callbacks()
+
+    def _pop_awaited(self, loop: asyncio.AbstractEventLoop) -> list[asyncio.Future[None]]:
+        """Remove and return the futures of an event loop whose records are done. The caller holds the condition."""
+        awaited = self._awaited.pop(loop)
+        pending = [(row, future) for row, future in awaited if not self.is_done(row)]
+        if pending:
+            self._awaited[loop] = pending
+        return [future for row, future in awaited if self.is_done(row)]
+
+
+def _set_done(futures: Sequence[asyncio.Future[None]]) -> None:
+    for future in futures:
+        # A coroutine that was cancelled has cancelled its future.
+        if not future.done():
+            future.set_result(None)
+
+
+class RowSpan(NamedTuple):
+    """Consecutive records of a batch."""
+
+    batch: BatchResult
+    first_row: int
+    rows: int
 
 
 class RecordFuture(Future[RecordMetadata]):
@@ -193,7 +240,13 @@ class RecordFuture(Future[RecordMetadata]):
                 _LOG.exception("a callback for a record of the producer failed")
 
     def __await__(self) -> Generator[Any, None, RecordMetadata]:
-        return asyncio.wrap_future(self).__await__()
+        yield from self._wait_in_loop()
+        return self.result(0)
+
+    def _wait_in_loop(self) -> Generator[Any, None, None]:
+        """Wait until the record is done, in a coroutine."""
+        if not self._batch.is_done(self._row):
+            yield from self._batch.done_in_loop(self._row)
 
     def cancel(self) -> bool:
         """Return False, because a sent record cannot be cancelled."""
@@ -272,3 +325,36 @@ class RecordFuture(Future[RecordMetadata]):
 
         self.add_done_callback(call_if_failed)
         return self
+
+
+class RecordFutures(Sequence[RecordFuture]):
+    """The futures of the records of one call of `Producer.send_many`, in order. A future is created when you get it."""
+
+    def __init__(self, spans: Sequence[RowSpan]) -> None:
+        self._spans = spans
+        self._ends = list(accumulate(span.rows for span in spans))
+
+    def __repr__(self) -> str:
+        return f"RecordFutures({len(self)} records)"
+
+    def __await__(self) -> Generator[Any, None, list[RecordMetadata]]:
+        """Wait until all records are done, and return their metadata. Raises the error of the first failed record."""
+        for future in self:
+            yield from future._wait_in_loop()
+        return [future.result(0) for future in self]
+
+    def __len__(self) -> int:
+        return self._ends[-1] if self._ends else 0
+
+    @overload
+    def __getitem__(self, index: int) -> RecordFuture: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[RecordFuture]: ...
+    def __getitem__(self, index: int | slice) -> RecordFuture | list[RecordFuture]:
+        rows = range(len(self))[index]
+        return self._future(rows) if isinstance(rows, int) else [self._future(row) for row in rows]
+
+    def _future(self, row: int) -> RecordFuture:
+        number = bisect_right(self._ends, row)
+        span = self._spans[number]
+        return RecordFuture(span.batch, span.first_row + row - (self._ends[number] - span.rows))

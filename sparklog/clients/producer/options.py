@@ -40,7 +40,8 @@ class ProducerOptions(TypedDict, total=False):
         "Size in bytes of the collected records of a topic at which the records are committed without further delay.",
         _BYTES)]
     buffer_memory: Annotated[int, option(32 << 20,
-        "Memory in bytes for records that are not yet committed, with an overhead of 200 bytes per record.", _BYTES)]
+        "Memory in bytes for records that are not yet committed, with an overhead of 200 bytes per record of `send`.",
+        _BYTES)]
     max_block_ms: Annotated[int, option(60_000,
         "Time in milliseconds for which `send` waits for free `buffer_memory`. After this time, `send` raises "
         "`Unavailable`.", int64(0))]

@@ -12,23 +12,30 @@ import threading
 import weakref
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+import pyarrow as pa
+
 from sparklog.arguments import NAME, SECONDS, checked
 from sparklog.clients.producer.accumulator import Accumulator
-from sparklog.clients.producer.futures import RecordFuture
+from sparklog.clients.producer.batch_rows import columns_of
+from sparklog.clients.producer.futures import RecordFuture, RecordFutures, RowSpan
 from sparklog.clients.producer.options import ProducerOptions, producer_options
 from sparklog.clients.producer.sender import Sender
 from sparklog.clients.producer.sequences import checked_sequence
-from sparklog.clients.producer.serializers import serializer
+from sparklog.clients.producer.serializers import serialized_data, serializer
 from sparklog.clients.producer.transactions import ProducerTransactions
 from sparklog.common.settings import as_integer
 from sparklog.errors import BadRequest, NotFound, SparklogError, Unavailable, shortened
+from sparklog.format.arrow_numpy import fixed_array, fixed_values, valid_rows
 from sparklog.groups.group_journal import Offsets
 from sparklog.groups.group_state import GroupMetadata
 from sparklog.groups.membership import Membership
 from sparklog.log.journal.documents import INT32_MAX, INT64_MAX
 from sparklog.log.journal.names import check_id
 from sparklog.log.topic.root import ROOT, Root, open_root
+from sparklog.log.write.arrow_data import ArrowData, batches
 from sparklog.log.write.python_rows import as_bytes, as_headers
+from sparklog.log.write.rows import checked_chunks
 from sparklog.storage.exit_hooks import call_before_pools_stop
 from sparklog.storage.store import Store
 from sparklog.transactions.completion import check_not_one_write
@@ -75,6 +82,11 @@ class Producer:
         self.client_id = options["client_id"]
         self._key = serializer("key_serializer", options["key_serializer"])
         self._value = serializer("value_serializer", options["value_serializer"])
+        self._serializers = {
+            name: serialize for name, serialize in (("key", self._key), ("value", self._value)) if serialize is not None
+        }
+        # Half of the memory, so that rows can accumulate during a commit.
+        self._chunk_bytes = max(1, min(options["batch_size"], options["buffer_memory"] // 2))
         self._topics: set[str] = set()
         self._accumulator = Accumulator(options, root.env)
         self._append = self._accumulator.append
@@ -143,7 +155,10 @@ class Producer:
                 futures = [producer.send("orders", value=f"order {number}") for number in range(3)]
             print([future.result().offset for future in futures])
         """
-        key, value, headers, nbytes = self._serialized(key, value, headers)
+        if type(value) is bytes and key is None and headers is None and self._value is None:
+            nbytes = len(value)
+        else:
+            key, value, headers, nbytes = self._serialized(key, value, headers)
         if type(topic) is not str or topic not in self._topics:
             self._check_topic(topic)
         if timestamp is None:
@@ -154,11 +169,76 @@ class Producer:
             partition = self._partition(topic, key, partition)
         if sequence is not None or self._producer_id is not None:
             sequence = checked_sequence(sequence, self._producer_id)
-        if self._transactions is not None and not self._transactions.accepts_records:
-            raise BadRequest("no transaction is open: call begin_transaction before you send records")
+        if self._transactions is not None:
+            self._check_transaction()
         if value is None and key is None and headers is None:
             raise BadRequest("a record requires a key or a value: set a key to write a tombstone")
         return self._append(topic, (key, value, headers, timestamp, partition, sequence), nbytes)
+
+    @checked(topic=NAME)
+    def send_many(self, topic: str, data: ArrowData) -> RecordFutures:
+        """Send the rows of a table or of lists, which is faster than a call of `send` for each record.
+
+        The records are published in order, by one or more of the next commits of the topic.
+
+        Args:
+            topic: The name of an existing topic.
+            data: The rows, as for `Topic.append`: Arrow data, a dictionary of columns, or an iterable of dictionaries,
+                one per row. The columns are `value`, `key`, `headers`, `timestamp` and `partition`. Serializers are
+                applied to the keys and values of dictionaries. Arrow data is accepted only without serializers.
+
+        Returns:
+            A sequence of the `RecordFuture` of each row. The futures are created when they are accessed.
+
+        Raises:
+            NotFound: If the topic does not exist.
+            BadRequest: If a row is not valid, if the producer is closed, or if it has a `producer_id`. No row of
+                invalid data is accepted.
+            Unavailable: If `buffer_memory` was full for `max_block_ms`. The message contains the number of accepted
+                rows.
+
+        Example:
+            with sparklog.producer("/data/log") as producer:
+                futures = producer.send_many("orders", {"key": ["anna", "ben"], "value": ["lamp", "desk"]})
+            print([future.result().partition for future in futures])
+        """
+        if topic not in self._topics:
+            self._check_topic(topic)
+        if self._producer_id is not None:
+            raise BadRequest("a producer with a producer_id requires a sequence for each record: call send")
+        self._check_transaction()
+        # Convert all rows before the first row is accepted.
+        chunks = [
+            self._columns(topic, chunk)
+            for batch in batches(serialized_data(data, self._serializers))
+            for chunk in checked_chunks(batch, self._chunk_bytes)
+        ]
+        spans: list[RowSpan] = []
+        for chunk in chunks:
+            try:
+                spans.append(self._accumulator.append_columns(topic, chunk))
+            except Unavailable as error:
+                rows = sum(chunk.num_rows for chunk in chunks)
+                accepted = sum(span.rows for span in spans)
+                raise Unavailable(f"only the first {accepted} of {rows} rows were accepted: {error}") from None
+        return RecordFutures(spans)
+
+    def _columns(self, topic: str, rows: pa.RecordBatch) -> pa.RecordBatch:
+        """Return the columns of rows to accumulate, with valid partitions."""
+        columns = columns_of(rows, self._wall_ms())
+        *others, partition = columns.columns
+        if self._partitioner is not None:
+            cells = zip(columns.column("key").to_pylist(), partition.to_pylist(), strict=True)
+            chosen = np.array([self._partition(topic, key, given) for key, given in cells], np.int32)
+            return pa.RecordBatch.from_arrays([*others, fixed_array(chosen, pa.int32())], schema=columns.schema)
+        if partition.null_count < len(partition):
+            highest = int(fixed_values(partition, np.int32)[valid_rows(partition)].max())
+            self._check_partition(topic, highest)
+        return columns
+
+    def _check_transaction(self) -> None:
+        if self._transactions is not None and not self._transactions.accepts_records:
+            raise BadRequest("no transaction is open: call begin_transaction before you send records")
 
     def _serialized(self, key: Any, value: Any, headers: Any) -> tuple[bytes | None, bytes | None, Any, int]:
         """Return the key and value as bytes, the headers, and the total size of all three."""
@@ -193,10 +273,13 @@ class Producer:
             partitions = list(range(self._partition_count(topic)))
             partition = int(self._partitioner(key, partitions, partitions))
         number = _checked_integer("partition", f"an integer from 0 to {INT32_MAX}", partition, INT32_MAX)
+        self._check_partition(topic, number)
+        return number
+
+    def _check_partition(self, topic: str, number: int) -> None:
         count = self._partition_count(topic, number + 1)
         if number >= count:
             raise BadRequest(f"topic '{topic}' has partitions 0 to {count - 1}, found partition {number}")
-        return number
 
     @checked(topic=NAME)
     def partitions_for(self, topic: str) -> set[int]:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from sparklog.clients.producer.accumulator import Accumulator, Batch, Records
-from sparklog.clients.producer.batch_rows import PartitionedRows, no_positions, rejected_rows, rows_of
+from sparklog.clients.producer.accumulator import Accumulator, Batch
+from sparklog.clients.producer.batch_rows import PartitionedRows, Records, no_positions, rejected_rows, rows_of
 from sparklog.clients.producer.futures import RecordPositions
 from sparklog.clients.producer.options import ProducerOptions
 from sparklog.clients.producer.sequences import TopicSequences
@@ -81,7 +81,7 @@ class Sender:
 
     def _commit(self, batch: Batch) -> None:
         """Commit a batch, and resolve its futures."""
-        log, records = self._root.engine.log(batch.topic), batch.records()
+        log, records = self._root.engine.log(batch.topic), Records.of(batch)
         if self._producer_id is None:
             batch.result.succeed(self._publish(log, batch, records, None))
             return

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, TypeAlias
 
 import pyarrow as pa
@@ -11,6 +11,7 @@ import pyarrow as pa
 from sparklog.errors import BadRequest, SparklogError, shortened
 from sparklog.format.json_columns import dumps
 from sparklog.format.values import NAMES_OF_ALL, SCHEMA_FORMATS, ValueFormat, value_format
+from sparklog.log.write.arrow_data import ArrowData, is_arrow
 from sparklog.schemas.opening import schema_format
 
 Serializer: TypeAlias = Callable[[Any], bytes | str | None] | str | tuple[str, Any]
@@ -43,6 +44,38 @@ def serializer(option: str, given: Serializer | None) -> Serialize | None:
             f"{option} must be a function, ('avro', schema), or one of {formats}; found {shortened(given)}"
         )
     return _function(option, call)
+
+
+def serialized_data(data: ArrowData, serializers: Mapping[str, Serialize]) -> ArrowData:
+    """Serialize the cells of a dictionary of columns, or of dictionaries of rows, with the serializer of each column.
+
+    Raises `BadRequest` for Arrow data, because serializers convert single Python objects.
+    """
+    rows = [data] if is_arrow(data) else data
+    if not serializers or not isinstance(rows, Iterable):
+        return data
+    if isinstance(rows, Mapping):
+        return {name: _serialized_column(serializers.get(name), cells) for name, cells in rows.items()}
+    return [_serialized_row(serializers, row) for row in rows]
+
+
+def _serialized_column(serialize: Serialize | None, cells: Any) -> Any:
+    if serialize is None or isinstance(cells, (str, bytes)) or not isinstance(cells, Iterable):
+        return cells
+    cells = cells.to_pylist() if isinstance(cells, pa.Array | pa.ChunkedArray) else cells
+    return [None if cell is None else serialize(cell) for cell in cells]
+
+
+def _serialized_row(serializers: Mapping[str, Serialize], row: object) -> Mapping[str, Any]:
+    if not isinstance(row, Mapping):
+        raise BadRequest(
+            f"a producer with a serializer sends only dictionaries, found {shortened(row)}: encode the columns with "
+            "sparklog.formats.encode, and send them with a producer without a serializer"
+        )
+    return {
+        name: serializers[name](cell) if name in serializers and cell is not None else cell
+        for name, cell in row.items()
+    }
 
 
 def _function(option: str, call: Callable[[Any], Any]) -> Serialize:

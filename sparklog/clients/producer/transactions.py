@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from sparklog.clients.producer.accumulator import Accumulator, Batch
-from sparklog.clients.producer.batch_rows import PartitionedRows, rows_of
+from sparklog.clients.producer.batch_rows import PartitionedRows, Records, rows_of
 from sparklog.clients.producer.futures import BatchResult
 from sparklog.clients.producer.sender import Sender
 from sparklog.errors import BadRequest, Conflict, SparklogError, Unavailable
@@ -52,7 +52,8 @@ class ProducerTransactions:
                 raise self._failure or Conflict("not published: the transaction of the record had already ended")
             try:
                 log = self._root.topic(batch.topic).log
-                target, options, records = log.append_target(refresh=False), self._sender.write_options, batch.records()
+                target, options = log.append_target(refresh=False), self._sender.write_options
+                records = Records.of(batch)
                 rows = rows_of(records, target.partitions, self._sender.next_seed(), options.batch_bytes)
                 transaction.append(batch.topic, rows, options=options)
                 self._uploaded.append((batch.result, PartitionedRows.of(rows, target, records, batch.count)))

@@ -67,17 +67,17 @@ def write_files(
 
 def batches(data: ArrowData) -> Iterator[pa.RecordBatch]:
     """Yield the record batches of the data. Raises `BadRequest` if it is neither Arrow data nor dictionaries."""
-    if isinstance(data, Mapping) and not _is_arrow(data):
+    if isinstance(data, Mapping) and not is_arrow(data):
         yield batch_of_columns(data)
         return
     # Iterate over the batches of a scan, because Arrow's protocol would change the type of its errors.
-    several = isinstance(data, Scan) or (isinstance(data, Iterable) and not _is_arrow(data))
+    several = isinstance(data, Scan) or (isinstance(data, Iterable) and not is_arrow(data))
     items = iter(cast("Iterable[object]", data) if several else (data,))
     for item in items:
-        if isinstance(item, Mapping) and not _is_arrow(item):
+        if isinstance(item, Mapping) and not is_arrow(item):
             yield from batches_of_rows(chain([item], items))
             return
-        if not _is_arrow(item):
+        if not is_arrow(item):
             raise BadRequest(
                 "data must be pyarrow tables, record batches, other objects with __arrow_c_stream__ or "
                 "__arrow_c_array__, or dictionaries, "
@@ -99,7 +99,7 @@ def is_table(data: ArrowData) -> TypeGuard[pa.Table | pa.RecordBatch]:
     return isinstance(data, pa.Table | pa.RecordBatch)
 
 
-def _is_arrow(data: object) -> bool:
+def is_arrow(data: object) -> bool:
     return hasattr(data, "__arrow_c_stream__") or hasattr(data, "__arrow_c_array__")
 
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import pyarrow as pa
 import pytest
 
 from sparklog.clients.producer.accumulator import RECORD_BYTES, Accumulator, Row
+from sparklog.clients.producer.batch_rows import COLUMNS, Records
 from sparklog.clients.producer.options import ProducerOptions, producer_options
 from sparklog.errors import BadRequest, Unavailable
 from sparklog.testing import World
@@ -31,8 +33,9 @@ def test_a_batch_is_due_after_the_linger_time() -> None:
     world.advance(1)
     (batch, other) = waiting.drain()
     assert [(taken.topic, taken.count, taken.nbytes) for taken in (batch, other)] == [("t", 3, 300), ("u", 2, 200)]
-    records = batch.records()
-    assert (list(records.values), list(records.timestamps), list(records.numbers)) == ([VALUE] * 3, [5] * 3, [0, 1, 2])
+    records = Records.of(batch)
+    columns = records.columns.to_pydict()
+    assert (columns["value"], columns["timestamp"], list(records.numbers)) == ([VALUE] * 3, [5] * 3, [0, 1, 2])
     assert list(records.select([2, 0]).numbers) == [2, 0]
 
 
@@ -68,3 +71,38 @@ def test_a_closed_accumulator_drains_and_rejects_records() -> None:
     waiting.fail_all(Unavailable("gone"))
     with pytest.raises(Unavailable, match="gone"):
         future.result(0)
+
+
+def test_columns_and_rows_are_in_the_order_of_the_calls() -> None:
+    waiting = accumulator(World())
+    columns = pa.RecordBatch.from_pylist([{"value": b"a", "timestamp": 6}, {"value": b"b", "timestamp": 7}], COLUMNS)
+    first = waiting.append("t", ROW, 100)
+    span = waiting.append_columns("t", columns)
+    waiting.append("t", (b"k", None, [("h", b"1")], 8, 2, None), 100)
+    waiting.close()
+    (batch,) = waiting.drain()
+    assert (span.first_row, span.rows, batch.count) == (1, 2, 4)
+    assert batch.memory == 2 * (RECORD_BYTES + 100) + columns.nbytes
+    assert Records.of(batch).columns.to_pydict() == {
+        "key": [None, None, None, b"k"],
+        "value": [VALUE, b"a", b"b", None],
+        "headers": [None, None, None, [{"key": "h", "value": b"1"}]],
+        "timestamp": [5, 6, 7, 8],
+        "partition": [None, None, None, 2],
+    }
+    batch.result.fail(Unavailable("gone"))
+    assert first.done()
+
+
+def test_the_memory_of_columns_is_released_when_a_batch_is_done() -> None:
+    value = b"x" * 1000
+    columns = pa.RecordBatch.from_pylist([{"value": value, "timestamp": 6}], COLUMNS)
+    waiting = accumulator(World(), batch_size=1, records=4)
+    waiting.append_columns("t", columns)
+    with pytest.raises(Unavailable, match="is full for max_block_ms"):
+        waiting.append_columns("t", columns)
+    waiting.release(waiting.drain())
+    waiting.append_columns("t", columns)
+    waiting.release(waiting.drain())
+    for _ in range(4):
+        waiting.append("t", ROW, 100)

@@ -18,5 +18,5 @@ def test_the_snippets_run_in_order_and_repeatedly(tmp_path: Path) -> None:
         exec(compile(program.replace("/data/log", str(tmp_path)), str(GUIDE), "exec"), {})
     values = sparklog.open(tmp_path).topic("orders").scan().to_table().column("value").to_pylist()
     assert [values.count(value) for value in (b"lamp", b"desk", b"sofa")] == [3, 1, 1]
-    assert len(values) == 2 * 101 + 3
+    assert len(values) == 2 * 103 + 3
     assert sparklog.open(tmp_path).topic("invoices").count().records == len(values)

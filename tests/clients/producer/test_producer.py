@@ -241,6 +241,41 @@ def test_a_send_can_be_awaited() -> None:
         assert asyncio.run(main(producer)) == list(range(11))
 
 
+def test_coroutines_that_await_a_commit_are_woken_by_one_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[object] = []
+
+    async def main(producer: sparklog.Producer) -> list[int]:
+        loop = asyncio.get_running_loop()
+        wake = loop.call_soon_threadsafe
+        monkeypatch.setattr(loop, "call_soon_threadsafe", lambda *given: calls.append(given) or wake(*given))
+        loop.call_later(0.05, producer.flush)
+        return [
+            metadata.offset
+            for metadata in await asyncio.gather(*(producer.send("t", str(number)) for number in range(50)))
+        ]
+
+    with sparklog.producer(root_with(1), linger_ms=LATER) as producer:
+        assert asyncio.run(main(producer)) == list(range(50))
+    assert len(calls) == 1
+
+
+def test_a_cancelled_coroutine_does_not_affect_the_others() -> None:
+    async def main(producer: sparklog.Producer) -> None:
+        sent = [producer.send("t", value) for value in ("a", os.urandom(2000), "c")]
+        tasks = [asyncio.ensure_future(future) for future in sent]
+        await asyncio.sleep(0)
+        tasks[0].cancel()
+        asyncio.get_running_loop().call_soon(producer.flush)
+        first, second, third = await asyncio.gather(*tasks, return_exceptions=True)
+        assert isinstance(first, asyncio.CancelledError)
+        assert isinstance(second, BadRequest)
+        assert isinstance(third, RecordMetadata)
+        assert await sent[0] == sent[0].result()
+
+    with sparklog.producer(root_with(1, max_message_bytes=1000), linger_ms=LATER) as producer:
+        asyncio.run(main(producer))
+
+
 @pytest.mark.parametrize(
     ("name", "value", "expected"),
     [
