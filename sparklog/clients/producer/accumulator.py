@@ -10,7 +10,7 @@ from __future__ import annotations
 import copy
 import threading
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
 from sparklog.clients.producer.futures import BatchResult, RecordFuture, RowSpan
 from sparklog.clients.producer.options import ProducerOptions
@@ -21,46 +21,74 @@ from sparklog.log.write.python_rows import Header
 if TYPE_CHECKING:
     import pyarrow as pa
 
-Row: TypeAlias = tuple[bytes | None, bytes | None, "list[Header] | None", int, "int | None", "int | None"]
-"""The key, value, headers, timestamp, partition and sequence of a record."""
-ROW_CELLS = 6
+Details: TypeAlias = tuple["list[Header] | None", "int | None", "int | None", "int | None"]
+"""The headers, timestamp in ms, partition and sequence of a record."""
 IDLE_MS = 3_600_000
 RECORD_BYTES = 200
 """The approximate overhead in bytes per record in Python."""
+ROOM_BYTES = 16 << 10
+"""The maximum memory that a batch reserves for its next records."""
 CLOSED = "this producer is closed: open another producer"
 FORKED = "this process was forked from the process that opened this producer: open another producer after the fork"
+
+
+class Cells:
+    """Records as lists of cells. The garbage collector would have to visit a separate list or tuple for each record, so
+    only records with `Details` have one.
+    """
+
+    __slots__ = ("detail_rows", "details", "key_rows", "keys", "times_ns", "values")
+
+    def __init__(self) -> None:
+        self.values: list[bytes | None] = []
+        self.times_ns: list[int] = []
+        """The time of each call of `send`, which is the timestamp of a record without another timestamp."""
+        self.keys: list[bytes] = []
+        self.key_rows: list[int] = []
+        self.details: list[Details] = []
+        self.detail_rows: list[int] = []
+
+    def __len__(self) -> int:
+        return len(self.values)
 
 
 class Batch:
     """The records of one topic, in the order in which they were sent."""
 
-    __slots__ = ("cells", "column_rows", "count", "due_ms", "is_done", "is_full", "nbytes", "parts", "result", "topic")
+    __slots__ = (
+        *("cells", "column_rows", "due_ms", "is_done", "is_full", "memory", "parts", "result", "room", "rows", "topic"),
+    )
 
     def __init__(self, topic: str, due_ms: float) -> None:
         self.topic = topic
-        self.parts: list[list[Any] | pa.RecordBatch] = []
-        """The cells and the columns of the rows that precede `cells`."""
-        self.cells: list[Any] = []
-        """The cells of the latest rows. A single list is used, because the garbage collector would have to visit a
-        separate list for each row.
-        """
-        self.count = 0
+        self.parts: list[Cells | pa.RecordBatch] = []
+        """The records that precede `cells`."""
+        self.cells = Cells()
+        self.rows = 0
         self.column_rows = 0
         self.result = BatchResult(topic)
         self.due_ms = due_ms
-        self.nbytes = 0
+        self.memory = 0
+        """The reserved memory in bytes, including `room`."""
+        self.room = 0
+        """The reserved memory that records do not use yet."""
         self.is_full = False
         self.is_done = False
 
-    def add_columns(self, columns: pa.RecordBatch) -> None:
-        self.parts += [self.cells, columns]
-        self.cells = []
-        self.count += columns.num_rows
-        self.column_rows += columns.num_rows
-
     @property
-    def memory(self) -> int:
-        return self.nbytes + RECORD_BYTES * (self.count - self.column_rows)
+    def nbytes(self) -> int:
+        """The size of the content of all records."""
+        return self.memory - self.room - RECORD_BYTES * (self.rows - self.column_rows)
+
+    def add_columns(self, columns: pa.RecordBatch) -> int:
+        """Add records that use all of the room. Return the row of the first record."""
+        first = self.rows
+        self.parts += [self.cells, columns]
+        self.cells = Cells()
+        self.rows += columns.num_rows
+        self.column_rows += columns.num_rows
+        self.room = 0
+        return first
 
 
 class Accumulator:
@@ -74,7 +102,8 @@ class Accumulator:
         self._batch_size = options["batch_size"]
         self._buffer_memory = options["buffer_memory"]
         self._max_block_ms = options["max_block_ms"]
-        self._open: dict[str, Batch] = {}
+        self.batches: dict[str, Batch] = {}
+        """The open batch of each topic."""
         self._in_flight: list[Batch] = []
         self._used_bytes = 0
         self._waiting_calls = 0
@@ -85,59 +114,75 @@ class Accumulator:
 
     def _create_locks(self) -> None:
         self._lock = threading.Lock()
+        self.acquire_lock, self.release_lock = self._lock.acquire, self._lock.release
         self._due = threading.Condition(self._lock)
         self._released = threading.Condition(self._lock)
 
     # -- for threads that send
 
-    def append(self, topic: str, row: Row, nbytes: int) -> RecordFuture:
-        """Add a record.
+    def append(
+        self, topic: str, key: bytes | None, value: bytes | None, nbytes: int, time_ns: int, details: Details | None
+    ) -> RecordFuture:
+        """Add a record. `Producer.send` contains the same steps for a record that has only a value.
 
         Raises `Unavailable` if memory is not available within `max_block_ms`, and `BadRequest` if the record is too
         large or the producer is closed.
         """
         memory = nbytes + RECORD_BYTES
-        # A `with` statement takes half as long again.
-        self._lock.acquire()
-        try:
-            if self._closed_error is not None or self._used_bytes + memory > self._buffer_memory:
-                self._wait_for_memory(memory, nbytes)
-            batch = self._open.get(topic) or self._open_batch(topic)
-            number = batch.count
-            batch.cells.extend(row)
-            batch.count = number + 1
-            batch.nbytes += nbytes
-            self._used_bytes += memory
-            if batch.nbytes >= self._batch_size:
-                self._notify_full(batch)
-            return RecordFuture(batch.result, number)
-        finally:
-            self._lock.release()
+        with self._lock:
+            batch = self.batches.get(topic)
+            if batch is None or batch.room < memory:
+                batch = self._batch_with_room(topic, memory, nbytes)
+            row, cells = batch.rows, batch.cells
+            if key is not None:
+                cells.key_rows.append(len(cells.values))
+                cells.keys.append(key)
+            if details is not None:
+                cells.detail_rows.append(len(cells.values))
+                cells.details.append(details)
+            cells.values.append(value)
+            cells.times_ns.append(time_ns)
+            batch.rows = row + 1
+            batch.room -= memory
+            return RecordFuture(batch.result, row)
 
     def append_columns(self, topic: str, columns: pa.RecordBatch) -> RowSpan:
         """Add records, whose columns are those of `batch_rows.COLUMNS`. Raises the errors of `append`."""
         nbytes = columns.nbytes
         with self._lock:
-            if self._closed_error is not None or self._used_bytes + nbytes > self._buffer_memory:
-                self._wait_for_memory(nbytes, nbytes)
-            batch = self._open.get(topic) or self._open_batch(topic)
-            first = batch.count
-            batch.add_columns(columns)
-            batch.nbytes += nbytes
-            self._used_bytes += nbytes
-            if batch.nbytes >= self._batch_size:
-                self._notify_full(batch)
-            return RowSpan(batch.result, first, columns.num_rows)
+            batch = self._batch_with_room(topic, nbytes, nbytes, max_extra=0)
+            return RowSpan(batch.result, batch.add_columns(columns), columns.num_rows)
 
-    def _open_batch(self, topic: str) -> Batch:
-        batch = self._open[topic] = Batch(topic, self._boot_ms() + self._linger_ms)
-        self._due.notify()
-        return batch
+    def _batch_with_room(self, topic: str, memory: int, nbytes: int, max_extra: int = ROOM_BYTES) -> Batch:
+        """Return the open batch of a topic after reserving `memory` for records of `nbytes` bytes, and up to
+        `max_extra` bytes for the next records. The caller holds the lock, and adds the records.
 
-    def _notify_full(self, batch: Batch) -> None:
-        if not batch.is_full:
+        The extra memory is limited, so that the next call that reserves memory is the one that fills the batch.
+        """
+        if (batch := self.batches.get(topic)) is not None:
+            self._return_room(batch)
+        if self._closed_error is not None or self._used_bytes + memory > self._buffer_memory:
+            self._wait_for_memory(memory, nbytes)
+            batch = self.batches.get(topic)
+        if batch is None:
+            batch = self.batches[topic] = Batch(topic, self._boot_ms() + self._linger_ms)
+            self._due.notify()
+        missing = self._batch_size - batch.nbytes - nbytes
+        if missing <= 0 and not batch.is_full:
             batch.is_full = True
             self._due.notify()
+        if not batch.is_full:
+            max_extra = min(max_extra, missing)
+        free = self._buffer_memory - self._used_bytes - memory
+        batch.room = memory + min(max_extra, free // 16)
+        batch.memory += batch.room
+        self._used_bytes += batch.room
+        return batch
+
+    def _return_room(self, batch: Batch) -> None:
+        self._used_bytes -= batch.room
+        batch.memory -= batch.room
+        batch.room = 0
 
     def _wait_for_memory(self, memory: int, nbytes: int) -> None:
         """Wait until this amount of memory is available for records of `nbytes` bytes. The caller must hold the lock.
@@ -171,7 +216,7 @@ class Accumulator:
     def flush(self, timeout: float | None) -> bool:
         """Wait until all added records are done. Return False if this takes longer than `timeout` seconds."""
         with self._lock:
-            batches = [*self._open.values(), *self._in_flight]
+            batches = [*self.batches.values(), *self._in_flight]
             return self._wait(lambda: all(batch.is_done for batch in batches), timeout)
 
     def close(self) -> None:
@@ -179,6 +224,8 @@ class Accumulator:
         with self._lock:
             if self._closed_error is None:
                 self._closed_error = BadRequest(CLOSED)
+            for batch in self.batches.values():
+                self._return_room(batch)
             self._due.notify()
             self._released.notify_all()
 
@@ -193,8 +240,8 @@ class Accumulator:
         committed.
         """
         with self._lock:
-            batches = [*(self._in_flight if in_flight else ()), *self._open.values()]
-            self._open.clear()
+            batches = [*(self._in_flight if in_flight else ()), *self.batches.values()]
+            self.batches.clear()
             self._due.notify()
         for batch in batches:
             batch.result.fail(error)
@@ -206,9 +253,9 @@ class Accumulator:
         """
         self._create_locks()
         self._closed_error = BadRequest(FORKED)
-        for batch in (*self._open.values(), *self._in_flight):
+        for batch in (*self.batches.values(), *self._in_flight):
             batch.result.fail_after_fork(self._closed_error)
-        self._open = {}
+        self.batches = {}
         self._in_flight = []
 
     # -- for the sender
@@ -221,13 +268,13 @@ class Accumulator:
             now: float = self._boot_ms()
             while True:
                 all_due = self._waiting_calls > 0 or self._closed_error is not None
-                due = [batch for batch in self._open.values() if all_due or batch.is_full or batch.due_ms <= now]
+                due = [batch for batch in self.batches.values() if all_due or batch.is_full or batch.due_ms <= now]
                 if due or self._closed_error is not None:
                     for batch in due:
-                        del self._open[batch.topic]
+                        del self.batches[batch.topic]
                     self._in_flight += due
                     return due
-                next_ms = min((batch.due_ms for batch in self._open.values()), default=now + IDLE_MS)
+                next_ms = min((batch.due_ms for batch in self.batches.values()), default=now + IDLE_MS)
                 is_notified = self._due.wait((next_ms - now) / 1000)
                 # The clock of a test may not advance during the wait.
                 now = self._boot_ms() if is_notified else max(self._boot_ms(), next_ms)

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import MutableMapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TypeVar
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from sparklog.clients.producer.accumulator import ROW_CELLS, Batch
+from sparklog.clients.producer.accumulator import Batch, Cells
 from sparklog.clients.producer.futures import RecordPositions
 from sparklog.errors import BadRequest
 from sparklog.format.arrow_numpy import bytes_array, fixed_array, fixed_values, valid_rows
@@ -24,6 +24,7 @@ from sparklog.log.write.rows import Partitioner
 from sparklog.log.write.rows import rows_of as row_columns
 from sparklog.storage.memory import MemoryStore
 
+T = TypeVar("T")
 COLUMNS = pa.schema(
     [
         pa.field("key", pa.binary()),
@@ -52,10 +53,10 @@ class Records:
     def of(cls, batch: Batch) -> Records:
         """Return all records of a batch."""
         parts = [part for part in (*batch.parts, batch.cells) if len(part)]
-        columns = [_columns(part) if isinstance(part, list) else part for part in parts]
-        # `send_many` does not accept sequences.
-        sequences = [] if batch.parts else batch.cells[ROW_CELLS - 1 :: ROW_CELLS]
-        return cls(pa.Table.from_batches(columns, COLUMNS), sequences, range(batch.count))
+        columns = [_columns(part) if isinstance(part, Cells) else part for part in parts]
+        # Only records of `send` have sequences.
+        sequences = [sequence for *_, sequence in batch.cells.details] if len(batch.cells.details) == batch.rows else []
+        return cls(pa.Table.from_batches(columns, COLUMNS), sequences, range(batch.rows))
 
     def __len__(self) -> int:
         return len(self.numbers)
@@ -72,25 +73,42 @@ class Records:
         return Records(columns, sequences, [self.numbers[row] for row in rows])
 
 
-def _columns(cells: list[Any]) -> pa.RecordBatch:
-    """Return the columns of rows, given the cells of all rows."""
-    keys, values, headers, timestamps, partitions = (cells[column::ROW_CELLS] for column in range(ROW_CELLS - 1))
-    n = len(keys)
+def _columns(cells: Cells) -> pa.RecordBatch:
+    """Return the columns of records."""
+    n = len(cells)
+    timestamps = np.array(cells.times_ns, np.int64) // 1_000_000
+    headers, partitions = pa.nulls(n, HEADERS_TYPE), pa.nulls(n, pa.int32())
+    if cells.details:
+        given_headers, given_timestamps, given_partitions, _ = zip(*cells.details, strict=True)
+        rows = np.array(cells.detail_rows)
+        has_timestamp = [timestamp is not None for timestamp in given_timestamps]
+        timestamps[rows[has_timestamp]] = [timestamp for timestamp in given_timestamps if timestamp is not None]
+        if any(given_headers):
+            headers = headers_array(_spread(given_headers, cells.detail_rows, n))
+        if given_partitions.count(None) < len(rows):
+            has_partition = np.zeros(n, np.bool_)
+            has_partition[rows] = [partition is not None for partition in given_partitions]
+            numbers = np.zeros(n, np.int32)
+            numbers[rows] = [partition or 0 for partition in given_partitions]
+            partitions = fixed_array(numbers, pa.int32(), has_partition)
     arrays = [
-        pa.nulls(n, pa.binary()) if keys.count(None) == n else bytes_array(keys),
-        bytes_array(values),
-        headers_array(headers) if any(headers) else pa.nulls(n, HEADERS_TYPE),
-        fixed_array(np.array(timestamps, np.int64), pa.int64()),
-        _partitions(partitions),
+        bytes_array(_spread(cells.keys, cells.key_rows, n)) if cells.keys else pa.nulls(n, pa.binary()),
+        bytes_array(cells.values),
+        headers,
+        fixed_array(timestamps, pa.int64()),
+        partitions,
     ]
     return pa.RecordBatch.from_arrays(arrays, schema=COLUMNS)
 
 
-def _partitions(partitions: Sequence[int | None]) -> pa.Array:
-    if partitions.count(None) == len(partitions):
-        return pa.nulls(len(partitions), pa.int32())
-    valid = np.array([partition is not None for partition in partitions], np.bool_)
-    return fixed_array(np.array([partition or 0 for partition in partitions], np.int32), pa.int32(), valid)
+def _spread(cells: Sequence[T], rows: Sequence[int], n: int) -> Sequence[T | None]:
+    """Return a list of `n` cells that contains `cells` at `rows`, and None at other rows."""
+    if len(cells) == n:
+        return cells
+    spread: list[T | None] = [None] * n
+    for row, cell in zip(rows, cells, strict=True):
+        spread[row] = cell
+    return spread
 
 
 def columns_of(batch: pa.RecordBatch, now_ms: int) -> pa.RecordBatch:

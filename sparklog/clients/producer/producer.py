@@ -16,7 +16,7 @@ import numpy as np
 import pyarrow as pa
 
 from sparklog.arguments import NAME, SECONDS, checked
-from sparklog.clients.producer.accumulator import Accumulator
+from sparklog.clients.producer.accumulator import RECORD_BYTES, Accumulator
 from sparklog.clients.producer.batch_rows import columns_of
 from sparklog.clients.producer.futures import RecordFuture, RecordFutures, RowSpan
 from sparklog.clients.producer.options import ProducerOptions, producer_options
@@ -76,7 +76,7 @@ class Producer:
 
     def __init__(self, root: Root, options: ProducerOptions) -> None:
         self._root = root
-        self._wall_ms = root.env.wall_ms
+        self._wall_ns = root.env.wall_ns
         self._partitioner = options["partitioner"]
         self._producer_id = options["producer_id"]
         self.client_id = options["client_id"]
@@ -85,6 +85,9 @@ class Producer:
         self._serializers = {
             name: serialize for name, serialize in (("key", self._key), ("value", self._value)) if serialize is not None
         }
+        names = ("value_serializer", "partitioner", "producer_id", "transactional_id")
+        self._accepts_values = all(options[name] is None for name in names)  # type: ignore[literal-required]
+        """Whether a value of bytes is a valid record without further checks."""
         # Half of the memory, so that rows can accumulate during a commit.
         self._chunk_bytes = max(1, min(options["batch_size"], options["buffer_memory"] // 2))
         self._topics: set[str] = set()
@@ -155,15 +158,34 @@ class Producer:
                 futures = [producer.send("orders", value=f"order {number}") for number in range(3)]
             print([future.result().offset for future in futures])
         """
-        if type(value) is bytes and key is None and headers is None and self._value is None:
-            nbytes = len(value)
-        else:
-            key, value, headers, nbytes = self._serialized(key, value, headers)
+        if (
+            (type(value) is bytes and type(topic) is str)
+            and (key is None and headers is None and partition is None and timestamp is None and sequence is None)
+            and self._accepts_values
+        ):
+            # The steps of `Accumulator.append` without further calls, because each call takes a tenth of the time.
+            accumulator, memory = self._accumulator, len(value) + RECORD_BYTES
+            accumulator.acquire_lock()
+            try:
+                batch = accumulator.batches.get(topic)
+                if batch is not None and batch.room >= memory:
+                    row, cells = batch.rows, batch.cells
+                    cells.values.append(value)
+                    cells.times_ns.append(self._wall_ns())
+                    batch.rows = row + 1
+                    batch.room -= memory
+                    return RecordFuture(batch.result, row)
+            finally:
+                accumulator.release_lock()
+        return self._send(topic, value, key, headers, partition, timestamp, sequence)
+
+    def _send(
+        self, topic: str, value: Any, key: Any, headers: Any, partition: Any, timestamp: Any, sequence: Any
+    ) -> RecordFuture:
+        key, value, headers, nbytes = self._serialized(key, value, headers)
         if type(topic) is not str or topic not in self._topics:
             self._check_topic(topic)
-        if timestamp is None:
-            timestamp = self._wall_ms()
-        elif type(timestamp) is not int or not 0 <= timestamp <= INT64_MAX:
+        if timestamp is not None and (type(timestamp) is not int or not 0 <= timestamp <= INT64_MAX):
             timestamp = _checked_integer("timestamp", "milliseconds since 1970", timestamp, INT64_MAX)
         if partition is not None or self._partitioner is not None:
             partition = self._partition(topic, key, partition)
@@ -173,7 +195,9 @@ class Producer:
             self._check_transaction()
         if value is None and key is None and headers is None:
             raise BadRequest("a record requires a key or a value: set a key to write a tombstone")
-        return self._append(topic, (key, value, headers, timestamp, partition, sequence), nbytes)
+        has_details = not (headers is None and timestamp is None and partition is None and sequence is None)
+        details = (headers, timestamp, partition, sequence) if has_details else None
+        return self._append(topic, key, value, nbytes, self._wall_ns(), details)
 
     @checked(topic=NAME)
     def send_many(self, topic: str, data: ArrowData) -> RecordFutures:
@@ -225,7 +249,7 @@ class Producer:
 
     def _columns(self, topic: str, rows: pa.RecordBatch) -> pa.RecordBatch:
         """Return the columns of rows to accumulate, with valid partitions."""
-        columns = columns_of(rows, self._wall_ms())
+        columns = columns_of(rows, self._wall_ns() // 1_000_000)
         *others, partition = columns.columns
         if self._partitioner is not None:
             cells = zip(columns.column("key").to_pylist(), partition.to_pylist(), strict=True)

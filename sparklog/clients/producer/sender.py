@@ -91,7 +91,7 @@ class Sender:
                 sequences.start_run()
                 rows = sequences.new_rows(records.sequences)
                 if not rows:
-                    positions = no_positions(batch.count)
+                    positions = no_positions(batch.rows)
                 else:
                     last = records.sequences[rows[-1]] or 0
                     positions = self._publish(log, batch, records.select(rows), sequences.writer_key(last))
@@ -105,14 +105,14 @@ class Sender:
         """Commit records of a batch. Return the positions of all records of the batch."""
         written = self._write(log, batch, records)
         if written is None:
-            return no_positions(batch.count)
+            return no_positions(batch.rows)
         try:
             outcome = log.commit_append(written.files, written.target, writer=key)
         except Unavailable as error:
             raise _not_published(error, len(written.rows.numbers)) from error
         if outcome.skipped:
             # The batch was committed so long ago that the commit has been deleted.
-            return no_positions(batch.count)
+            return no_positions(batch.rows)
         return written.rows.positions(outcome, dict(outcome.base))
 
     def _write(self, log: TopicLog, batch: Batch, records: Records) -> WrittenRecords | None:
@@ -137,7 +137,7 @@ class Sender:
             else:
                 files, target = append.files, append.target
                 if target.partitions == partitions:
-                    return WrittenRecords(PartitionedRows.of(rows, target, records, batch.count), files, target)
+                    return WrittenRecords(PartitionedRows.of(rows, target, records, batch.rows), files, target)
 
 
 def _not_published(error: Unavailable, records: int) -> Unavailable:

@@ -56,7 +56,7 @@ class ProducerTransactions:
                 records = Records.of(batch)
                 rows = rows_of(records, target.partitions, self._sender.next_seed(), options.batch_bytes)
                 transaction.append(batch.topic, rows, options=options)
-                self._uploaded.append((batch.result, PartitionedRows.of(rows, target, records, batch.count)))
+                self._uploaded.append((batch.result, PartitionedRows.of(rows, target, records, batch.rows)))
             except SparklogError as error:
                 self._fail(error)
                 raise

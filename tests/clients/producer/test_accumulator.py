@@ -5,14 +5,14 @@ from __future__ import annotations
 import pyarrow as pa
 import pytest
 
-from sparklog.clients.producer.accumulator import RECORD_BYTES, Accumulator, Row
+from sparklog.clients.producer.accumulator import RECORD_BYTES, Accumulator
 from sparklog.clients.producer.batch_rows import COLUMNS, Records
 from sparklog.clients.producer.options import ProducerOptions, producer_options
 from sparklog.errors import BadRequest, Unavailable
 from sparklog.testing import World
 
 VALUE = b"x" * 100
-ROW: Row = (None, VALUE, None, 5, None, None)
+RECORD = (None, VALUE, 100, 5_999_999, None)
 
 
 def accumulator(world: World, linger_ms: float = 60_000, batch_size: int = 1 << 20, records: int = 100) -> Accumulator:
@@ -26,13 +26,13 @@ def test_a_batch_is_due_after_the_linger_time() -> None:
     world = World()
     waiting = accumulator(world)
     for number in range(3):
-        waiting.append("t", ROW, 100)
+        waiting.append("t", *RECORD)
         if number < 2:
-            waiting.append("u", ROW, 100)
+            waiting.append("u", *RECORD)
         world.advance(20_000)
     world.advance(1)
     (batch, other) = waiting.drain()
-    assert [(taken.topic, taken.count, taken.nbytes) for taken in (batch, other)] == [("t", 3, 300), ("u", 2, 200)]
+    assert [(taken.topic, taken.rows, taken.nbytes) for taken in (batch, other)] == [("t", 3, 300), ("u", 2, 200)]
     records = Records.of(batch)
     columns = records.columns.to_pydict()
     assert (columns["value"], columns["timestamp"], list(records.numbers)) == ([VALUE] * 3, [5] * 3, [0, 1, 2])
@@ -41,31 +41,31 @@ def test_a_batch_is_due_after_the_linger_time() -> None:
 
 def test_a_full_batch_is_due_before_the_linger_time() -> None:
     waiting = accumulator(World(), batch_size=250)
-    waiting.append("u", ROW, 100)
+    waiting.append("u", *RECORD)
     for _ in range(3):
-        waiting.append("t", ROW, 100)
+        waiting.append("t", *RECORD)
     assert [batch.topic for batch in waiting.drain()] == ["t"]
 
 
 def test_memory_is_released_when_a_batch_is_done() -> None:
     waiting = accumulator(World(), batch_size=100, records=2)
-    waiting.append("t", ROW, 100)
-    waiting.append("t", ROW, 100)
+    waiting.append("t", *RECORD)
+    waiting.append("t", *RECORD)
     with pytest.raises(Unavailable, match="is full for max_block_ms"):
-        waiting.append("t", ROW, 100)
+        waiting.append("t", *RECORD)
     batches = waiting.drain()
     with pytest.raises(Unavailable, match="is full for max_block_ms"):
-        waiting.append("t", ROW, 100)
+        waiting.append("t", *RECORD)
     waiting.release(batches)
-    waiting.append("t", ROW, 100)
+    waiting.append("t", *RECORD)
 
 
 def test_a_closed_accumulator_drains_and_rejects_records() -> None:
     waiting = accumulator(World())
-    future = waiting.append("t", ROW, 100)
+    future = waiting.append("t", *RECORD)
     waiting.close()
     with pytest.raises(BadRequest, match="this producer is closed"):
-        waiting.append("t", ROW, 100)
+        waiting.append("t", *RECORD)
     assert len(waiting.drain()) == 1
     assert waiting.drain() == []
     waiting.fail_all(Unavailable("gone"))
@@ -76,12 +76,12 @@ def test_a_closed_accumulator_drains_and_rejects_records() -> None:
 def test_columns_and_rows_are_in_the_order_of_the_calls() -> None:
     waiting = accumulator(World())
     columns = pa.RecordBatch.from_pylist([{"value": b"a", "timestamp": 6}, {"value": b"b", "timestamp": 7}], COLUMNS)
-    first = waiting.append("t", ROW, 100)
+    first = waiting.append("t", *RECORD)
     span = waiting.append_columns("t", columns)
-    waiting.append("t", (b"k", None, [("h", b"1")], 8, 2, None), 100)
+    waiting.append("t", b"k", None, 100, 0, ([("h", b"1")], 8, 2, None))
     waiting.close()
     (batch,) = waiting.drain()
-    assert (span.first_row, span.rows, batch.count) == (1, 2, 4)
+    assert (span.first_row, span.rows, batch.rows) == (1, 2, 4)
     assert batch.memory == 2 * (RECORD_BYTES + 100) + columns.nbytes
     assert Records.of(batch).columns.to_pydict() == {
         "key": [None, None, None, b"k"],
@@ -105,4 +105,30 @@ def test_the_memory_of_columns_is_released_when_a_batch_is_done() -> None:
     waiting.append_columns("t", columns)
     waiting.release(waiting.drain())
     for _ in range(4):
-        waiting.append("t", ROW, 100)
+        waiting.append("t", *RECORD)
+
+
+def test_a_batch_reserves_room_for_its_next_records() -> None:
+    waiting = accumulator(World(), batch_size=1000, records=1000)
+    room = []
+    for _ in range(12):
+        waiting.append("t", *RECORD)
+        (batch,) = waiting.batches.values()
+        assert not batch.is_full or batch.nbytes >= 1000
+        assert batch.memory == batch.room + batch.rows * (RECORD_BYTES + 100)
+        room.append(batch.room)
+    # The record that fills the batch reserves memory itself, and then the batch continues to reserve room.
+    assert (batch.nbytes, batch.is_full) == (1200, True)
+    assert max(room[:9]) > 300
+    assert max(room[9:]) > 10_000
+    waiting.release(waiting.drain())
+    assert waiting._used_bytes == 0
+
+
+def test_a_closed_accumulator_has_no_room() -> None:
+    waiting = accumulator(World(), records=1000)
+    waiting.append("t", *RECORD)
+    (batch,) = waiting.batches.values()
+    assert batch.room > 0
+    waiting.close()
+    assert (batch.room, batch.memory) == (0, RECORD_BYTES + 100)

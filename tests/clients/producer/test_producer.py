@@ -419,3 +419,29 @@ def test_on_a_disk_with_a_location(tmp_path: Path) -> None:
     sparklog.open(tmp_path, create=True).create_topic("t")
     with sparklog.producer(tmp_path) as producer:
         assert producer.send("t", "a").result(20)[:3] == ("t", 0, 0)
+
+
+def test_values_and_records_with_other_cells_can_be_mixed() -> None:
+    world = World()
+    root = root_with(3, world)
+    sent: list[tuple[RecordFuture, dict[str, Any]]] = []
+    with sparklog.producer(root, linger_ms=LATER) as producer:
+        for number in range(300):
+            given: dict[str, Any] = {"value": b"%d" % number}
+            if number % 5 == 1:
+                given["key"] = b"k%d" % number
+            if number % 7 == 2:
+                given["headers"] = {"h": b"%d" % number}
+            if number % 11 == 3:
+                given["timestamp"] = world.now_ms - number
+            if number % 13 == 4:
+                given["partition"] = number % 3
+            sent.append((producer.send("t", **given), {"timestamp": world.now_ms} | given))
+            world.advance(1)
+    there = records(root)
+    for future, given in sent:
+        row = there[future.result()[1:3]]
+        assert (row["value"], row["key"]) == (given["value"], given.get("key"))
+        assert {item["key"]: item["value"] for item in row["headers"] or []} == given.get("headers", {})
+        assert int(row["timestamp"].timestamp() * 1000) == future.result().timestamp == given["timestamp"]
+        assert given.get("partition") in (None, row["partition"])
