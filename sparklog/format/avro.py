@@ -14,8 +14,8 @@ from typing import Any
 import pyarrow as pa
 
 from sparklog.common.lazy import install_command
-from sparklog.errors import BadRequest, shortened
-from sparklog.format.avro_json import NAMED_TYPES, AvroJson
+from sparklog.errors import BadRequest, advice, shortened
+from sparklog.format.avro_json import NAMED_TYPES, AvroJson, type_label
 from sparklog.format.json_columns import loads
 from sparklog.format.registered import AVRO, InvalidValueError, RegisteredSchema, SchemaFormat, call_library
 
@@ -225,31 +225,39 @@ def arrow_type(schema: Any) -> pa.DataType:
     return _type(schema, {}, ())
 
 
-def _type(schema: Any, named: dict[str, Any], inside: tuple[str, ...]) -> pa.DataType:
+def _type(schema: Any, named: dict[str, Any], inside: tuple[str, ...], path: str = "") -> pa.DataType:
     if isinstance(schema, list):
         kinds = [kind for kind in schema if kind != "null"]
         if len(kinds) > 1:
-            raise BadRequest(f"an Arrow column cannot have a union of {len(kinds)} types: specify arrow_type")
-        return _type(kinds[0] if kinds else "null", named, inside)
+            names = ", ".join(type_label(kind) for kind in kinds)
+            raise _no_column(path, f"a union of {len(kinds)} types ({names})")
+        return _type(kinds[0] if kinds else "null", named, inside, path)
     if isinstance(schema, str):
         if schema in PLAIN_TYPES:
             return PLAIN_TYPES[schema]
         if schema in inside:
-            raise BadRequest(f"an Arrow column cannot have the recursive type {schema}: specify arrow_type")
-        return _type(named[schema], named, inside)
+            raise _no_column(path, f"the recursive type {schema}")
+        return _type(named[schema], named, inside, path)
     kind, name = schema["type"], schema.get("name", "")
     named[name] = schema
     if kind in ("record", "error"):
-        fields = [(field["name"], _type(field["type"], named, (*inside, name))) for field in schema["fields"]]
-        return pa.struct(fields)
+        fields = [(field["name"], field["type"]) for field in schema["fields"]]
+        return pa.struct(
+            [(field, _type(kind, named, (*inside, name), f"{path}.{field}" if path else field)) for field, kind in fields]
+        )
     if kind == "array":
-        return pa.list_(_type(schema["items"], named, inside))
+        return pa.list_(_type(schema["items"], named, inside, path))
     if kind == "map":
-        return pa.map_(pa.string(), _type(schema["values"], named, inside))
+        return pa.map_(pa.string(), _type(schema["values"], named, inside, path))
     if schema.get("logicalType") == "decimal" and kind in ("bytes", "fixed"):
         return pa.decimal128(schema["precision"], schema.get("scale", 0))
     if schema.get("logicalType") == "uuid":
         return pa.string()
     if kind == "fixed":
         return pa.binary(schema["size"])
-    return LOGICAL_TYPES.get((str(kind), str(schema.get("logicalType")))) or _type(kind, named, inside)
+    return LOGICAL_TYPES.get((str(kind), str(schema.get("logicalType")))) or _type(kind, named, inside, path)
+
+
+def _no_column(path: str, kind: str) -> BadRequest:
+    action = advice(python="specify arrow_type", shell="use a schema without it, or copy the values as bytes")
+    return BadRequest(f"{f'field {path}: ' if path else ''}an Arrow column cannot have {kind}: {action}")

@@ -72,7 +72,7 @@ class AvroJson:
         return CONVERSIONS[kind](self, found, schema, path)
 
     def _branch(self, found: Any, branches: Sequence[Any], path: str) -> Any:
-        types = {_label(branch): branch for branch in branches}
+        types = {type_label(branch): branch for branch in branches}
         if found is None and "null" in types:
             return None
         if isinstance(found, dict) and len(found) == 1:
@@ -106,7 +106,7 @@ class AvroJson:
                 value = self._value(default, branch, path)
             except ValueError:
                 continue
-            return None if _label(branch) == "null" else (_label(branch), value)
+            return None if type_label(branch) == "null" else (type_label(branch), value)
         return self._value(default, schema, path)
 
     def _array(self, found: Any, schema: Mapping[str, Any], path: str) -> list[Any]:
@@ -172,7 +172,7 @@ CONVERSIONS: Mapping[str, Callable[[AvroJson, Any, Mapping[str, Any], str], Any]
 }  # fmt: skip
 
 
-def _label(branch: Any) -> str:
+def type_label(branch: Any) -> str:
     """Return the name of a type in a union."""
     return str(branch if isinstance(branch, str) else branch.get("name", branch["type"]))
 

@@ -347,13 +347,13 @@ class TableCopy:
         """Return a version of the table that has all columns of the rows."""
         name = self._target.name
         while missing := missing_columns(name, state.schema, schema):
-            names = ", ".join(f"{item.name} {type_name(item.type)}" for item in missing)
+            columns = ", ".join(_column_change(item, state.schema) for item in missing)
             if not self._options.grow_schema:
                 raise BadRequest(
-                    f"table {name} does not have the columns of the records: {names}; use "
-                    f"{advice(python='grow_schema=True', shell='--grow-schema')} to add them"
+                    f"table {name} does not have the columns of the records: {columns}; use "
+                    f"{advice(python='grow_schema=True', shell='--grow-schema')} to change the table"
                 )
-            self._warn(f"adding columns to table {name}: {names}")
+            self._warn(f"changing the columns of table {name}: {columns}")
             try:
                 return self._target.add_columns(state, missing)
             except Conflict:
@@ -492,3 +492,10 @@ class TableCopy:
             self.report.add(counted)
             self.report.commits += 1
             self.report.next_offsets = interval.after.next_offsets
+
+
+def _column_change(column: pa.Field, table: pa.Schema) -> str:
+    """Describe a column that a table does not have, or that has a narrower type in the table."""
+    index = table.get_field_index(column.name)
+    narrower = f" instead of {type_name(table.field(index).type)}" if index >= 0 else ""
+    return f"{column.name} {type_name(column.type)}{narrower}"

@@ -61,6 +61,7 @@ RETENTION = "delta.setTransactionRetentionDuration"
 LOG_DIRECTORY = "_delta_log"
 PLAIN_PATH = re.compile(r"[A-Za-z0-9_.=/+-]*(?:%20[A-Za-z0-9_.=/+-]*)*")
 """Paths whose encoding in the log does not depend on the writer."""
+ARROW = re.compile(r"\s*(?:\x1b\[[0-9;]*m)*\N{DOWNWARDS ARROW WITH TIP RIGHTWARDS}(?:\x1b\[[0-9;]*m)*")
 
 
 class DeltaLakeTable:
@@ -514,4 +515,6 @@ def _buckets(column: pa.Array, buckets: int) -> pa.Array:
 
 
 def _text(error: BaseException) -> str:
-    return " ".join(str(error).split()) or type(error).__name__
+    """Return the message of an error in one line. deltalake joins the causes of an error with colored arrows."""
+    text = ARROW.sub(":", str(error))
+    return " ".join(text.split()) or type(error).__name__

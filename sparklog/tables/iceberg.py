@@ -409,6 +409,9 @@ class IcebergTable:
         except Exception as error:  # Each catalog raises errors of its own libraries.
             if sqlstate(error) in MISSING_RIGHTS:
                 raise self._denied(action, error) from error
+            # pyiceberg raises a plain ValueError for a wrong property. Its subclasses are about corrupt responses.
+            if type(error) is ValueError:
+                raise BadRequest(f"cannot {action} table {self.name}: {error_text(error)}") from error
             raise Unavailable(f"cannot {action} table {self.name}: {error_text(error)}") from error
 
     def _denied(self, action: str, error: Exception) -> Unavailable:

@@ -260,12 +260,20 @@ def test_missing_columns_are_added_only_on_request(root: Root, catalog: MemoryCa
     append(topic, b'{"id": 2, "name": "b", "age": 7}')
     wider = replace(JSON, schema="id BIGINT, name STRING, age INT")
     with pytest.raises(
-        BadRequest, match="table t does not have the columns of the records: age int; use grow_schema=True"
+        BadRequest, match="table t does not have the columns of the records: age int; use grow_schema=True to change"
     ):
         table_copy(root, catalog, TableCopyOptions(wider)).copy_existing()
     table_copy(root, catalog, TableCopyOptions(wider, grow_schema=True)).copy_existing()
     assert catalog.rows().select(["id", "age"]).to_pylist() == [{"id": 1, "age": None}, {"id": 2, "age": 7}]
     table_copy(root, catalog, TableCopyOptions(JSON)).copy_existing()
+
+
+def test_wider_columns_are_named_with_both_types(root: Root, catalog: MemoryCatalog) -> None:
+    append(root.create_topic("t"), b'{"id": 1}')
+    narrow = RowOptions("json", schema="id INT")
+    table_copy(root, catalog, TableCopyOptions(narrow)).copy_existing()
+    with pytest.raises(BadRequest, match="columns of the records: id bigint instead of int, name string; use grow"):
+        table_copy(root, catalog, TableCopyOptions(JSON)).copy_existing()
 
 
 def test_columns_with_another_type_are_rejected(root: Root, catalog: MemoryCatalog) -> None:

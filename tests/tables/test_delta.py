@@ -328,3 +328,14 @@ def test_copy_to_a_table_of_another_program_requires_starting_offsets(path: Path
     root.create_topic("orders").append(pa.table({"value": [b"a"]}))
     with pytest.raises(BadRequest, match="was not created by copying a topic: use another table"):
         sparklog.to_delta(root, "orders", str(path))
+
+
+def test_error_of_an_object_store_is_one_line_without_colors() -> None:
+    access = {"aws_endpoint_url": "http://127.0.0.1:9", "aws_allow_http": "true", "aws_region": "eu-west-1"}
+    keys = {"aws_access_key_id": "a", "aws_secret_access_key": "b", "max_retries": "0"}
+    with pytest.raises(Unavailable) as caught:
+        DeltaLakeTable("s3://bucket/orders", access | keys, SYSTEM).load()
+    assert str(caught.value).startswith("cannot load table s3://bucket/orders: ")
+    assert "refused" in str(caught.value)
+    assert "\x1b" not in str(caught.value)
+    assert "↳" not in str(caught.value)

@@ -291,8 +291,13 @@ def test_wrong_options(
                 r".yaml or with --catalog-property \[SPARKLOG_BAD_REQUEST\]"
             ),
         ),
+        (
+            {"type": "sql", "uri": "sqlite://", "warehouse": "nothing://x"},
+            r"cannot create table shop.orders: .*nothing.* \[SPARKLOG_BAD_REQUEST\]",
+        ),
     ],
 )
+@pytest.mark.filterwarnings("ignore:No preferred file implementation")
 def test_wrong_catalogs(
     root: Root, tmp_path: Path, properties: dict[str, str], message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
