@@ -241,9 +241,9 @@ def _type(schema: Any, named: dict[str, Any], inside: tuple[str, ...], path: str
     kind, name = schema["type"], schema.get("name", "")
     named[name] = schema
     if kind in ("record", "error"):
-        fields = [(field["name"], field["type"]) for field in schema["fields"]]
+        inside, prefix = (*inside, name), f"{path}." if path else ""
         return pa.struct(
-            [(field, _type(kind, named, (*inside, name), f"{path}.{field}" if path else field)) for field, kind in fields]
+            [(field["name"], _type(field["type"], named, inside, prefix + field["name"])) for field in schema["fields"]]
         )
     if kind == "array":
         return pa.list_(_type(schema["items"], named, inside, path))

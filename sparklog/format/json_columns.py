@@ -45,13 +45,13 @@ JSON_TEXT = pa.json_()
 MAX_SHOWN_CHARACTERS = 60
 
 
-def loads(text: str) -> Any:
-    """Parse JSON.
+def loads(text: str, *, with_decimals: bool = False) -> Any:
+    """Parse JSON. With `with_decimals`, a number with a fraction or an exponent is a `Decimal`.
 
     Raises `ValueError` if the JSON is invalid, contains NaN or an infinity, or is nested too deeply.
     """
     try:
-        return _DECODER.decode(text)
+        return (_DECIMAL_DECODER if with_decimals else _DECODER).decode(text)
     except RecursionError:
         raise ValueError("nested too deeply") from None
 
@@ -62,6 +62,7 @@ def _no_constant(name: str) -> None:
 
 _DECODER = json.JSONDecoder(parse_constant=_no_constant)
 """`json.loads` with this option would create a decoder for each value."""
+_DECIMAL_DECODER = json.JSONDecoder(parse_constant=_no_constant, parse_float=Decimal)
 
 
 def dumps(value: Any) -> bytes:
@@ -77,7 +78,13 @@ def decode_json(column: pa.Array, kind: pa.DataType) -> pa.Array:
             return json_objects(texts, kind)
         except (ValueError, pa.ArrowException):
             pass  # Some value requires the conversion in Python, or is invalid.
-    return json_column([None if text is None else loads(text) for text in texts.to_pylist()], kind)
+    # A float does not have all digits of a decimal.
+    exact = _contains_decimals(kind)
+    return json_column([None if text is None else loads(text, with_decimals=exact) for text in texts.to_pylist()], kind)
+
+
+def _contains_decimals(kind: pa.DataType) -> bool:
+    return pa.types.is_decimal(kind) or any(_contains_decimals(kind.field(n).type) for n in range(kind.num_fields))
 
 
 def _is_parsed_equally(kind: pa.DataType) -> bool:
@@ -121,7 +128,18 @@ def _parsed(lines: pa.Array, kind: pa.StructType) -> pa.StructArray:
     if table.num_rows != len(lines):
         raise ValueError
     columns = [_single_chunk(table[index]).cast(field.type) for index, field in enumerate(kind)]
+    if any(map(_contains_infinity, columns)):
+        raise ValueError
     return pa.StructArray.from_arrays(columns, fields=list(kind))
+
+
+def _contains_infinity(column: pa.Array) -> bool:
+    """Return True if a column of 32-bit floats contains an infinity, as Arrow parses a number that is out of range."""
+    if pa.types.is_float32(column.type):
+        return bool(pc.any(pc.is_inf(column)).as_py())
+    if pa.types.is_struct(column.type):
+        return any(map(_contains_infinity, column.flatten()))
+    return pa.types.is_list(column.type) and _contains_infinity(column.flatten())
 
 
 def _single_chunk(column: pa.ChunkedArray) -> pa.Array:
@@ -177,7 +195,8 @@ def without_markers(kind: pa.DataType) -> pa.DataType:
 
 def _column(values: list[Any], kind: pa.DataType) -> pa.Array:
     if kind == JSON_TEXT:
-        texts = [None if value is None else json.dumps(value, ensure_ascii=False) for value in values]
+        # JSON has no infinities, but `loads` returns an infinity for a number that is out of range.
+        texts = [None if value is None else json.dumps(value, ensure_ascii=False, allow_nan=False) for value in values]
         return pa.array(texts, pa.string())
     if pa.types.is_struct(kind):
         return _struct(values, kind)
@@ -195,13 +214,17 @@ def _column(values: list[Any], kind: pa.DataType) -> pa.Array:
     elif pa.types.is_string(kind):
         _check(values, "a string", str)
     elif pa.types.is_integer(kind):
-        if float in _check(values, "an integer", int, float):
+        if _check(values, "an integer", int, float, Decimal) - {int}:
             values = [_integer(value) for value in values]
     elif pa.types.is_floating(kind):
-        if int in _check(values, "a number", int, float):
+        if _check(values, "a number", int, float, Decimal) - {float}:
             values = [None if value is None else float(value) for value in values]
+        numbers = pa.array(values, kind)
+        if pc.any(pc.is_inf(numbers)).as_py():
+            raise ValueError(f"expected a {kind}, found a number that is out of range")
+        return numbers
     elif pa.types.is_decimal(kind):
-        _check(values, "a number", int, float, str)
+        _check(values, "a number", int, float, Decimal, str)
         values = [None if value is None else _decimal(value) for value in values]
     elif not pa.types.is_null(kind) and _check(values, f"a {kind}", str, int) == {str}:
         return pa.array(values, pa.string()).cast(kind)
@@ -225,7 +248,7 @@ def _check(values: list[Any], expected: str, *kinds: type) -> set[type]:
     found = set(map(type, values)) - {type(None)}
     if found - set(kinds):
         wrong = next(value for value in values if value is not None and type(value) not in kinds)
-        text = json.dumps(wrong, ensure_ascii=False)[:MAX_SHOWN_CHARACTERS]
+        text = json.dumps(wrong, ensure_ascii=False, default=str)[:MAX_SHOWN_CHARACTERS]
         raise ValueError(f"expected {expected}, found {text}")
     return found
 
@@ -239,9 +262,12 @@ def _offsets(values: list[Any]) -> pa.Array:
 
 
 def _integer(value: Any) -> int | None:
-    if isinstance(value, float) and not value.is_integer():
+    if value is None or isinstance(value, int):
+        return value
+    number = float(value)
+    if not number.is_integer() or number != value:
         raise ValueError(f"expected an integer, found {value}")
-    return None if value is None else int(value)
+    return int(value)
 
 
 def _decimal(value: Any) -> Decimal:

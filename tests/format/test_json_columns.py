@@ -158,3 +158,29 @@ def test_json_objects_rejects_all_but_integers_without_a_fraction(value: str) ->
     assert json_objects(pa.array([b'{"a": 1}']), kind).to_pylist() == [{"a": 1}]
     with pytest.raises((ValueError, pa.ArrowException)):
         json_objects(pa.array([f'{{"a": {value}}}'.encode()]), kind)
+
+
+@pytest.mark.parametrize(
+    ("kind", "value"),
+    [(pa.float64(), "1e400"), (pa.float32(), "1e39"), (pa.float32(), "-1e39"), (pa.list_(pa.float32()), "[1, 1e39]"),
+     (pa.struct([("b", pa.float32())]), '{"b": 1e39}')],
+)  # fmt: skip
+def test_numbers_out_of_range_are_rejected_instead_of_infinities(kind: pa.DataType, value: str) -> None:
+    texts, struct = pa.array([f'{{"a": {value}}}']), pa.struct([("a", kind)])
+    for decode in (decode_json, json_objects):
+        with pytest.raises((ValueError, pa.ArrowException)):
+            decode(texts, struct)
+    with pytest.raises(ValueError, match="not JSON compliant"):
+        decode_json(pa.array(["1e400"]), JSON_TEXT)
+
+
+def test_decimals_have_all_digits() -> None:
+    kind = pa.struct([("d", pa.decimal128(20, 2)), ("i", pa.int64()), ("f", pa.float64())])
+    texts = pa.array(['{"d": 123456789012345678.12, "i": 2.0, "f": 0.1}', '{"d": 1e2, "i": 3e2, "f": 5}'])
+    assert decode_json(texts, kind).to_pylist() == [
+        {"d": Decimal("123456789012345678.12"), "i": 2, "f": 0.1},
+        {"d": Decimal("100.00"), "i": 300, "f": 5.0},
+    ]
+    for value in ("2.5", "1e99999999", "1e-99999999"):
+        with pytest.raises(ValueError):
+            decode_json(pa.array([f'{{"d": 1, "i": {value}}}']), kind)

@@ -285,8 +285,8 @@ def test_arrow_types_of_avro_schemas() -> None:
         ("decode", {"type": "recrd"}, b"", "expected an Avro schema, found \"{'type': 'recrd'}\": UnknownType"),
         ("decode", "/no/such/file", b"", "file /no/such/file with an Avro schema cannot be read: No such file"),
         ("decode", "{", b"", "expected an Avro schema as JSON; the schema is invalid: Expecting"),
-        ("decode", RECURSIVE, b"\0", "field next: an Arrow column cannot have the recursive type Node: specify arrow_type"),
-        ("decode", ["int", "string"], b"\0\2", "column cannot have a union of 2 types (int, string): specify arrow_type"),
+        ("decode", RECURSIVE, b"\0", "field next: an Arrow column cannot have the recursive type Node: specify"),
+        ("decode", ["int", "string"], b"\0\2", "column cannot have a union of 2 types (int, string): specify arrow"),
     ],
 )
 def test_error_of_invalid_avro_is_one_line(way: str, schema: Any, row: Any, says: str) -> None:
