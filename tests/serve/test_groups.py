@@ -247,6 +247,23 @@ def test_several_groups_in_one_request(serve: Callable[..., Address], tmp_path: 
     wire.close()
 
 
+def test_committed_leader_epochs_are_returned(serve: Callable[..., Address], tmp_path: Path) -> None:
+    topic_of(tmp_path, partitions=2)
+    wire = Wire(serve(tmp_path))
+    rows = [{"partitionIndex": n, "committedOffset": 5, "committedLeaderEpoch": n * 8 - 1} for n in range(2)]
+    fields = {"groupId": "g", "generationIdOrMemberEpoch": -1, "memberId": ""}
+    answer = wire.ask("OffsetCommit", 7, {**fields, "topics": [{"name": "t", "partitions": rows}]})
+    assert [row["errorCode"] for row in answer["topics"][0]["partitions"]] == [0, 0]
+    named = [{"name": "t", "partitionIndexes": [0, 1]}]
+    for version in (4, 7):
+        parts = wire.ask("OffsetFetch", version, {"groupId": "g", "topics": named})["topics"][0]["partitions"]
+        assert [row["committedOffset"] for row in parts] == [5, 5]
+        assert [row["committedLeaderEpoch"] for row in parts] == ([-1, -1] if version < 5 else [-1, 7])
+    (group,) = wire.ask("OffsetFetch", 8, {"groups": [{"groupId": "g", "topics": named}]})["groups"]
+    assert [row["committedLeaderEpoch"] for row in group["topics"][0]["partitions"]] == [-1, 7]
+    wire.close()
+
+
 def test_an_invalid_group_id_is_rejected(serve: Callable[..., Address], tmp_path: Path) -> None:
     topic_of(tmp_path, partitions=1)
     wire = Wire(serve(tmp_path))

@@ -23,7 +23,7 @@ from sparklog.format.checkpoint_files import TopicPartition
 from sparklog.groups.group import DEAD, Group
 from sparklog.groups.group_journal import MAX_METADATA
 from sparklog.groups.group_members import by_topic
-from sparklog.groups.group_state import OffsetAndMetadata
+from sparklog.groups.group_state import NO_EPOCH, OffsetAndMetadata
 from sparklog.groups.lag import Groups
 from sparklog.kafka.messages.message_schema import Fields
 from sparklog.log.journal.documents import MAX_TEXT
@@ -287,7 +287,10 @@ def _offsets(request: ServedRequest, group: Group, numbers: dict[str, list[int]]
         if topic_partition in waiting:
             return {"errorCode": Code.UNSTABLE_OFFSET_COMMIT}
         item = committed.get(topic_partition)
-        return {} if item is None else {"committedOffset": item.offset, "metadata": item.metadata}
+        if item is None:
+            return {}
+        epoch = NO_EPOCH if item.leader_epoch is None else item.leader_epoch
+        return {"committedOffset": item.offset, "committedLeaderEpoch": epoch, "metadata": item.metadata}
 
     return _offset_rows(by_topic(committed) if numbers is None else numbers, row)
 
