@@ -385,6 +385,16 @@ def commits(group: ConsumerGroup) -> Answer:
 
 
 @script
+def commits_of_a_static_member_that_returns(group: ConsumerGroup) -> Answer:
+    steps = [group.join("a", instanceId="i"), group.heartbeat("a", range(6)), group.commit("a", group.epochs["a"])]
+    old = group.epochs["a"]
+    steps += [group.heartbeat("a", epoch=RETURNS, instanceId="i"), group.commit("a", old), group.committed("a", old)]
+    steps += [group.heartbeat("a", range(6), epoch=old, instanceId="i")]
+    steps += [group.join("b", instanceId="i"), group.commit("a", old), group.committed("a", old)]
+    return [*steps, group.commit("b", group.epochs["b"], offset=6), group.committed("b", group.epochs["b"])]
+
+
+@script
 def subscriptions(group: ConsumerGroup) -> Answer:
     def names(*topics: str) -> list[str]:
         return [group.topics.get(topic, topic) for topic in topics]
