@@ -311,9 +311,6 @@ _CHECKS = """
 | Admin | create, list, describe, alter and delete a topic; describe and delete a group; delete records |
 """
 
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
 _SUITES = """## Test suites of clients
 
 The integration tests of two clients were run once, on 2026-11-29, against `sparklog serve` with automatic topic
@@ -333,3 +330,7 @@ creation and two partitions per new topic. Tests that use TLS or SASL, and aioka
 | aiokafka: `test_exclude_internal_topics` | the server does not have the topic `__consumer_offsets` |
 | aiokafka: four tests of transactional consumers | they expect that a [transaction marker](serve.md) has an offset |
 """
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
