@@ -65,7 +65,7 @@ def _column(name: str, values: Any) -> pa.Array:
         raise BadRequest(f"expected column {name} to be a list, found {shortened(values)}")
     cells = list(values)
     if name in ("key", "value"):
-        return bytes_array([as_bytes(name, cell) for cell in cells])
+        return bytes_array([cell if type(cell) is bytes else as_bytes(name, cell) for cell in cells])
     if name == "headers":
         return headers_array([as_headers(cell) for cell in cells])
     try:
