@@ -1,12 +1,16 @@
-"""A producer that takes 100-byte values one by one: records and processor time a second, and how long a send waits.
+"""A producer that takes 100-byte values, and a consumer that returns them one by one: rates, CPU time, and latency.
 
-Run: `python -m benchmarks producer [rate] [wait] [--records N] [--linger-ms N] [--folder PATH] [--broker HOST:PORT]`.
+Run: `python -m benchmarks producer [rate] [many] [wait] [read] [--records N] [--linger-ms N] [--folder PATH]
+[--broker HOST:PORT]`.
 
 `rate`: one thread sends as fast as it can, futures are dropped; until the last commit. `cpu` is the processor time of
-the whole process, its thread that commits included. `wait`: one thread sends a record and waits for its future, again
-and again, at random moments. With `--broker` confluent-kafka, if it is installed, does the same with a Kafka broker and
-a topic `bench` of four partitions, in turns with sparklog. The broker works in another process, whose time does not
-count, and leaves its files to the page cache, as Kafka does; sparklog syncs each commit.
+the whole process, its thread that commits included. `many`: the same with `send_many` and lists of 500 values. `wait`:
+one thread sends a record and waits for its future, again and again, at random moments. `read`: one thread iterates
+over the records that the other parts have sent, and takes the length of each value.
+
+With `--broker` confluent-kafka and kafka-python, if they are installed, do the same with a Kafka broker and a topic
+`bench` of four partitions, in turns with sparklog. The broker works in another process, whose time does not count, and
+leaves its files to the page cache, as Kafka does; sparklog syncs each commit.
 """
 
 from __future__ import annotations
@@ -17,8 +21,12 @@ import shutil
 import statistics
 import tempfile
 import time
-from collections.abc import Mapping
+from collections import defaultdict
+from collections.abc import Callable, Mapping
+from functools import partial
 from importlib import import_module
+from importlib.util import find_spec
+from itertools import islice
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -26,11 +34,13 @@ import sparklog
 
 PARTITIONS = 4
 VALUE = b"x" * 100
-WARM_RECORDS = 20_000
+WARM_RECORDS = 60_000
+"""More than the number of records after which a process uses compiled kernels."""
+MANY = 500
 
 
 class Sends(Protocol):
-    def send(self, value: bytes) -> None: ...
+    def send(self, value: bytes) -> object: ...
     def send_and_wait(self, value: bytes) -> None: ...
     def flush(self) -> None: ...
 
@@ -41,7 +51,7 @@ class Appends:
     def __init__(self, topic: sparklog.Topic) -> None:
         self.topic = topic
 
-    def send(self, value: bytes) -> None: ...
+    def send(self, value: bytes) -> object: ...
     def flush(self) -> None: ...
 
     def send_and_wait(self, value: bytes) -> None:
@@ -97,6 +107,85 @@ class ConfluentSends:
             self._failed(errors[0], None)
 
 
+class ManySends(SparklogSends):
+    """Values that are sent as lists."""
+
+    def __init__(self, producer: sparklog.Producer) -> None:
+        super().__init__(producer)
+        self.values: list[bytes] = []
+
+    def send(self, value: bytes) -> None:
+        self.values.append(value)
+        if len(self.values) == MANY:
+            self.producer.send_many("bench", {"value": self.values})
+            self.values = []
+
+
+def read_sparklog(root: sparklog.Root, records: int) -> float:
+    """Iterate over this number of records, and return the seconds after the first record."""
+    with sparklog.consumer(root, topics="bench", auto_offset_reset="earliest") as consumer:
+        next(consumer)
+        begun = time.perf_counter()
+        for record in islice(consumer, records):
+            len(record.value or b"")
+        return time.perf_counter() - begun
+
+
+def read_kafka_python(broker: str, records: int) -> float:
+    kafka: Any = import_module("kafka")
+    consumer = kafka.KafkaConsumer(bootstrap_servers=broker, enable_auto_commit=False, auto_offset_reset="earliest")
+    consumer.assign([kafka.TopicPartition("bench", partition) for partition in range(PARTITIONS)])
+    consumer.seek_to_beginning()
+    next(consumer)
+    begun = time.perf_counter()
+    for record in islice(consumer, records):
+        len(record.value)
+    seconds = time.perf_counter() - begun
+    consumer.close()
+    return seconds
+
+
+def read_confluent(broker: str, records: int) -> float:
+    kafka: Any = import_module("confluent_kafka")
+    consumer = kafka.Consumer({"bootstrap.servers": broker, "group.id": "bench", "enable.auto.commit": False})
+    consumer.assign([kafka.TopicPartition("bench", partition, 0) for partition in range(PARTITIONS)])
+    while consumer.poll(1) is None:
+        pass
+    begun, count = time.perf_counter(), 0
+    while count < records:
+        record = consumer.poll(1)
+        if record is not None:
+            len(record.value())
+            count += 1
+    seconds = time.perf_counter() - begun
+    consumer.close()
+    return seconds
+
+
+def readers(root: sparklog.Root, broker: str | None) -> dict[str, Callable[[int], float]]:
+    """Return the consumers that can run, by name."""
+    found: dict[str, Callable[[int], float]] = {"sparklog": partial(read_sparklog, root)}
+    if broker is not None:
+        for name, module, read in (
+            ("confluent", "confluent_kafka", read_confluent), ("kafka-python", "kafka", read_kafka_python)
+        ):  # fmt: skip
+            if find_spec(module) is not None:
+                found[name] = partial(read, broker)
+    return found
+
+
+def bench_read(root: sparklog.Root, broker: str | None, records: int) -> None:
+    """Read the records three times, in turns; the median of the three."""
+    rates: dict[str, list[float]] = defaultdict(list)
+    cpu: dict[str, list[float]] = defaultdict(list)
+    for _ in range(3):
+        for name, read in readers(root, broker).items():
+            used = time.process_time()
+            rates[name].append(records / read(records))
+            cpu[name].append((time.process_time() - used) / records * 1e6)
+    show("read", rates, cpu)
+
+
 def percentile(values: list[float], share: float) -> float:
     return sorted(values)[min(len(values) - 1, int(len(values) * share))]
 
@@ -118,10 +207,14 @@ def bench_rate(producers: Mapping[str, Sends], records: int) -> None:
             send_all(sends, records)
             rates[name].append(records / (time.perf_counter() - begun))
             cpu[name].append((time.process_time() - used) / records * 1e6)
-    for name in producers:
+    show("rate", rates, cpu)
+
+
+def show(part: str, rates: Mapping[str, list[float]], cpu: Mapping[str, list[float]]) -> None:
+    for name in rates:
         rate, micros = statistics.median(rates[name]), statistics.median(cpu[name])
         print(
-            f"rate     {name:10} {rate:9,.0f} records/s ({min(rates[name]):,.0f} to {max(rates[name]):,.0f}); "
+            f"{part:8} {name:13} {rate:9,.0f} records/s ({min(rates[name]):,.0f} to {max(rates[name]):,.0f}); "
             f"cpu {micros:5.2f} us a record: {1e6 / micros:9,.0f} on one core",
             flush=True,
         )
@@ -146,7 +239,7 @@ def bench_wait(name: str, sends: Sends, count: int, linger_ms: float) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description="Records a second of a producer, and how long a send waits")
-    parser.add_argument("parts", nargs="*", default=["rate", "wait"])
+    parser.add_argument("parts", nargs="*", default=["rate", "many", "wait", "read"])
     parser.add_argument("--records", type=int, default=1_000_000)
     parser.add_argument("--sends", type=int, default=300)
     parser.add_argument("--linger-ms", type=float, default=50)
@@ -160,14 +253,19 @@ def main() -> None:
         producers: dict[str, Sends] = {"sparklog": SparklogSends(sparklog.producer(root, linger_ms=chosen.linger_ms))}
         if chosen.broker is not None:
             producers["confluent"] = ConfluentSends(chosen.broker, chosen.linger_ms)
-        for sends in producers.values():
+        rated = dict(producers)
+        if "many" in chosen.parts:
+            rated["send_many"] = ManySends(sparklog.producer(root, linger_ms=chosen.linger_ms))
+        for sends in rated.values():
             send_all(sends, WARM_RECORDS)
         if "rate" in chosen.parts:
-            bench_rate(producers, chosen.records)
+            bench_rate(rated, chosen.records)
         if "wait" in chosen.parts:
             for name, sends in producers.items():
                 bench_wait(name, sends, chosen.sends, chosen.linger_ms)
             bench_wait("append", Appends(root.topic("bench")), chosen.sends, 0)
+        if "read" in chosen.parts:
+            bench_read(root, chosen.broker, chosen.records)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 
