@@ -51,7 +51,7 @@ from sparklog.tables.slices import (
     TooManyChanges,
     divide,
 )
-from sparklog.tables.target import PartitionBy, Partitioning, TableLayout, TableState, TargetTable
+from sparklog.tables.target import PartitionBy, Partitioning, TableLayout, TableState, TargetTable, UpsertEffect
 from sparklog.tables.watermark import Mode, NewTopic, TopicSnapshot, Watermark, check_watermark
 
 UPSERT_BYTES = 96 << 20
@@ -106,11 +106,12 @@ class CopyReport:
         table: The name of the table.
         records: The number of records that were read.
         rows: The number of rows that were added, or replaced in upsert mode.
-        deleted: The number of keys that were deleted in upsert mode.
+        deleted: The number of rows that were deleted in upsert mode.
         bad_records: The number of bad records that were skipped or quarantined.
         commits: The number of commits.
-        files: The number of files that were written in append mode.
+        files: The number of data files in these commits.
         file_bytes: The size of these files.
+        changed_columns: The names of the columns that were added or widened.
         next_offsets: The first offset of each partition that the table does not contain.
     """
 
@@ -122,6 +123,7 @@ class CopyReport:
     commits: int = 0
     files: int = 0
     file_bytes: int = 0
+    changed_columns: list[str] = field(default_factory=list)
     next_offsets: Mapping[int, int] = field(default_factory=dict)
 
     def add(self, other: CopyReport) -> None:
@@ -355,9 +357,12 @@ class TableCopy:
                 )
             self._warn(f"changing the columns of table {name}: {columns}")
             try:
-                return self._target.add_columns(state, missing)
+                state = self._target.add_columns(state, missing)
             except Conflict:
                 state = load_again(self._target, self._env)
+            else:
+                self.report.changed_columns += [item.name for item in missing]
+                break
         return state
 
     # -- the rows
@@ -389,14 +394,12 @@ class TableCopy:
                 part.latest = None
         changes = latest.changes()
         counted = self._counts(slices)
-        counted.rows, counted.deleted = changes.rows.num_rows, changes.deleted.num_rows
-        self._commit(
-            state,
-            interval,
-            lambda current: self._target.upsert(current, changes, interval.after),
-            lambda: None,
-            counted,
-        )
+        counted.rows = changes.rows.num_rows
+
+        def commit(current: TableState) -> None:
+            self._target.upsert(current, changes, interval.after)
+
+        self._commit(state, interval, commit, lambda: None, counted, changes.effect)
 
     def _run_slices(self, state: TableState, interval: OffsetInterval) -> list[SliceRows] | None:
         """Return the rows of all slices of an interval, after quarantining its bad records. Return None if another run
@@ -421,7 +424,7 @@ class TableCopy:
         return slices
 
     def _slices(self, state: TableState, interval: OffsetInterval) -> list[SliceWork]:
-        """Divide an interval into the work of tasks."""
+        """Return the work of the tasks of an interval."""
         if not interval.ranges:
             return []
         target, version = self._target.for_tasks(state)
@@ -487,8 +490,11 @@ class TableCopy:
         commit: Callable[[TableState], None],
         discard: Callable[[], None],
         counted: CopyReport,
+        effect: UpsertEffect | None = None,
     ) -> None:
         if commit_interval(self._target, state, interval.after, commit, discard, self._env):
+            if effect is not None:
+                counted.deleted, counted.files, counted.file_bytes = effect.deleted, effect.files, effect.file_bytes
             self.report.add(counted)
             self.report.commits += 1
             self.report.next_offsets = interval.after.next_offsets

@@ -90,10 +90,11 @@ class MergeTable(Protocol):
 
 @dataclass
 class Merge:
-    """The files of an upsert: `removed` are replaced by `added`."""
+    """The files of an upsert: `removed` are replaced by `added`, which do not contain `deleted` rows of `removed`."""
 
     added: list[NewFile] = field(default_factory=list)
     removed: list[ExistingFile] = field(default_factory=list)
+    deleted: int = 0
 
 
 def merge_changes(table: MergeTable, state: TableState, changes: RowChanges, prefix: str) -> Merge:
@@ -121,6 +122,9 @@ def commit_upsert(table: MergeTable, state: TableState, changes: RowChanges, wat
     If the commit raises an error other than an unknown outcome, the new files are deleted.
     """
     merge = merge_changes(table, state, changes, f"{watermark.topic_id}-{new_id}")
+    effect = changes.effect
+    effect.deleted, effect.files = merge.deleted, len(merge.added)
+    effect.file_bytes = sum(file.nbytes for file in merge.added)
     try:
         table.commit(state, merge.added, merge.removed, watermark)
     except SparklogError as error:
@@ -174,14 +178,15 @@ def _groups(table: MergeTable, state: TableState, changes: RowChanges) -> Iterat
     rows = rows_by_partition(table, state, changes.rows)
     if set(table.partition_columns(state)) <= set(names):
         for values, index in rows_by_partition(table, state, keys).items():
-            changed = _ChangedKeys(keys.take(index))
+            deleted = index.filter(pc.greater_equal(index, len(changes.rows)))
+            changed = _ChangedKeys(keys.take(index), keys.take(deleted))
             yield _Group(changed, values, changes.rows.take(rows.get(values, NO_ROWS)), files.get(values, ()))
     else:
-        changed = _ChangedKeys(keys)
+        changed = _ChangedKeys(keys, changes.deleted)
         for values in dict.fromkeys([*rows, *(known for known in files if known is not None)]):
             yield _Group(changed, values, changes.rows.take(rows.get(values, NO_ROWS)), files.get(values, ()))
     if None in files:
-        yield _Group(_ChangedKeys(keys), None, changes.rows.slice(0, 0), files[None])
+        yield _Group(_ChangedKeys(keys, changes.deleted), None, changes.rows.slice(0, 0), files[None])
 
 
 NO_ROWS = pa.array([], pa.int64())
@@ -211,7 +216,9 @@ def _merge_group(table: MergeTable, state: TableState, group: _Group, writer: _W
     for file in group.files:
         masks: list[pa.BooleanArray] = []
         if group.keys.may_be_in(file):
-            masks = [group.keys.matches(keys) for keys in table.read_file(state, file, group.keys.names)]
+            for keys in table.read_file(state, file, group.keys.names):
+                masks.append(group.keys.matches(keys))
+                merge.deleted += group.keys.deleted_rows(keys, masks[-1])
         has_changes = any(mask.true_count for mask in masks)
         if not has_changes and (file not in small or len(small) <= MAX_SMALL_FILES):
             continue
@@ -237,11 +244,12 @@ def _copy(
 
 
 class _ChangedKeys:
-    """The changed keys of a partition, to find files and rows with these keys."""
+    """The changed keys of a partition, to find files and rows with these keys. Some of them may be deleted."""
 
-    def __init__(self, keys: pa.Table) -> None:
+    def __init__(self, keys: pa.Table, deleted: pa.Table) -> None:
         self.names: list[str] = keys.schema.names
         self._keys = keys.combine_chunks()
+        self._deleted = deleted.combine_chunks()
         self._sorted: dict[str, pa.Array] = {}
 
     def may_be_in(self, file: ExistingFile) -> bool:
@@ -258,16 +266,27 @@ class _ChangedKeys:
 
     def matches(self, rows: pa.RecordBatch) -> pa.BooleanArray:
         """Return True for each row whose key has changed."""
-        if len(self.names) == 1:
-            return pc.is_in(rows.column(0), self._keys.column(0))
-        numbered = pa.Table.from_batches([rows]).append_column(_ROW, pa.array(np.arange(rows.num_rows)))
-        found = numbered.join(self._keys, self.names, join_type="left semi", use_threads=False)
-        mask = np.zeros(rows.num_rows, np.bool_)
-        mask[found[_ROW].to_numpy()] = True
-        return pa.array(mask)
+        return _is_in(rows, self._keys)
+
+    def deleted_rows(self, rows: pa.RecordBatch, changed: pa.BooleanArray) -> int:
+        """Return the number of rows whose key is deleted. `changed` is the result of `matches`."""
+        if not (len(self._deleted) and changed.true_count):
+            return 0
+        return int(_is_in(rows.filter(changed), self._deleted).true_count)
 
 
 _ROW = "_sparklog_row"
+
+
+def _is_in(rows: pa.RecordBatch, keys: pa.Table) -> pa.BooleanArray:
+    """Return True for each row that is in `keys`."""
+    if rows.num_columns == 1:
+        return pc.is_in(rows.column(0), keys.column(0))
+    numbered = pa.Table.from_batches([rows]).append_column(_ROW, pa.array(np.arange(rows.num_rows)))
+    found = numbered.join(keys, rows.schema.names, join_type="left semi", use_threads=False)
+    mask = np.zeros(rows.num_rows, np.bool_)
+    mask[found[_ROW].to_numpy()] = True
+    return pa.array(mask)
 
 
 @dataclass

@@ -138,6 +138,21 @@ class NewOutput:
     file: IO[bytes]
 
 
+@dataclass
+class UpsertEffect:
+    """The effect of changes on a table, for the report of the copy.
+
+    Attributes:
+        deleted: The number of rows that were deleted, without those that were replaced.
+        files: The number of files that were written.
+        file_bytes: The size of these files.
+    """
+
+    deleted: int = 0
+    files: int = 0
+    file_bytes: int = 0
+
+
 @dataclass(frozen=True)
 class RowChanges:
     """The changes of an interval of offsets: each key is either in `rows` or in `deleted`, and occurs once.
@@ -145,10 +160,13 @@ class RowChanges:
     Attributes:
         rows: The new rows. A row replaces the row of the table that has the same key.
         deleted: The key columns of the deleted rows. The table may not contain some of these keys.
+        effect: The effect of the latest attempt to commit the changes. The table sets it before the commit, because the
+            response of the commit may be lost.
     """
 
     rows: pa.Table
     deleted: pa.Table
+    effect: UpsertEffect = field(default_factory=UpsertEffect, compare=False)
 
 
 class TargetTable(Protocol):

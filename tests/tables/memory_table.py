@@ -141,11 +141,15 @@ class MemoryTable:
 
     def merge(self, state: TableState, changes: RowChanges) -> str:
         """Write the rows of a version after the changes to a file, and return its path."""
-        rows = merged(self.catalog.rows(state.handle), changes, changes.deleted.schema.names)
+        before, keys = self.catalog.rows(state.handle), changes.deleted.schema.names
+        rows = merged(before, changes, keys)
         path = f"merged-{next(self.catalog.snapshots)}.parquet"
         output = _File(path, self.catalog.files)
         pq.write_table(rows, output)
         output.close()
+        deleted = before.select(keys).join(changes.deleted, keys, join_type="left semi", use_threads=False).num_rows
+        changes.effect.deleted, changes.effect.files = deleted, 1
+        changes.effect.file_bytes = len(self.catalog.files[path])
         return path
 
     def commit_merged(self, state: TableState, path: str, watermark: Watermark) -> None:

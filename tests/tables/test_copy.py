@@ -171,12 +171,27 @@ def test_upsert_retains_the_latest_record_of_each_key(root: Root, catalog: Memor
     options = TableCopyOptions(UPSERT)
     append(topic, b'{"id": 7, "name": "a"}', b'{"name": "b"}', b'{"name": "c"}', keys=[b"1", b"1", b"2"])
     report = table_copy(root, catalog, options).copy_existing()
-    assert (report.records, report.rows, report.deleted) == (3, 2, 0)
+    assert (report.records, report.rows, report.deleted, report.files) == (3, 2, 0, 1)
+    assert report.file_bytes == sum(map(len, catalog.files.values()))
     append(topic, b'{"name": "d"}', None, b'{"name": "e"}', None, keys=[b"1", b"2", b"3", b"4"])
     report = table_copy(root, catalog, options).copy_existing()
-    assert (report.records, report.rows, report.deleted) == (4, 2, 2)
+    # The table does not contain key 4.
+    assert (report.records, report.rows, report.deleted, report.files) == (4, 2, 1, 1)
     rows = catalog.rows().select(["id", "name", "_offset"]).to_pylist()
     assert [tuple(row.values()) for row in rows] == [(1, "d", 3), (3, "e", 5)]
+
+
+def test_report_of_an_upsert_with_a_lost_response(root: Root, catalog: MemoryCatalog) -> None:
+    append(root.create_topic("t"), b"a", b"b", keys=[b"1", b"2"])
+
+    class Lossy(MemoryTable):
+        def commit_merged(self, state: TableState, path: str, watermark: Watermark) -> None:
+            super().commit_merged(state, path, watermark)
+            raise Unavailable("the response was lost", is_unknown=True)
+
+    options = TableCopyOptions(RowOptions(upsert=True))
+    report = TableCopy(RootView(root), "t", Lossy(catalog, "t"), options).copy_existing()
+    assert (report.rows, report.commits, report.files) == (2, 1, 1)
 
 
 def test_upsert_of_raw_records(root: Root, catalog: MemoryCatalog) -> None:
@@ -263,7 +278,8 @@ def test_missing_columns_are_added_only_on_request(root: Root, catalog: MemoryCa
         BadRequest, match="table t does not have the columns of the records: age int; use grow_schema=True to change"
     ):
         table_copy(root, catalog, TableCopyOptions(wider)).copy_existing()
-    table_copy(root, catalog, TableCopyOptions(wider, grow_schema=True)).copy_existing()
+    report = table_copy(root, catalog, TableCopyOptions(wider, grow_schema=True)).copy_existing()
+    assert report.changed_columns == ["age"]
     assert catalog.rows().select(["id", "age"]).to_pylist() == [{"id": 1, "age": None}, {"id": 2, "age": 7}]
     table_copy(root, catalog, TableCopyOptions(JSON)).copy_existing()
 

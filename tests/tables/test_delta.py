@@ -19,7 +19,7 @@ import sparklog
 from sparklog.errors import BadRequest, Conflict, Unavailable
 from sparklog.log.journal.clocks import SYSTEM
 from sparklog.tables.delta import DeltaLakeTable
-from sparklog.tables.target import NewFile, PartitionBy, RowChanges, TableLayout, TableState
+from sparklog.tables.target import NewFile, PartitionBy, RowChanges, TableLayout, TableState, UpsertEffect
 from sparklog.tables.watermark import Watermark
 
 SCHEMA = pa.schema(
@@ -261,7 +261,10 @@ def test_upsert_replaces_and_deletes_rows(table: DeltaLakeTable, path: Path) -> 
     state = table.create(UPSERT, start)
     table.upsert(state, changes(rows(0, 40)), watermark(40, "commit-1", mode="upsert"))
     updated = rows(100, 1).set_column(0, SCHEMA.field("key"), pa.array(["k7"]))
-    table.upsert(loaded(table), changes(updated, ["k3", "missing"]), watermark(42, "commit-2", mode="upsert"))
+    deleted = changes(updated, ["k3", "missing"])
+    table.upsert(loaded(table), deleted, watermark(42, "commit-2", mode="upsert"))
+    added = [action["add"] for action in entry(path, 2) if "add" in action]
+    assert deleted.effect == UpsertEffect(1, len(added), sum(action["size"] for action in added))
     found = DeltaTable(str(path)).to_pyarrow_table()
     assert sorted(found["_offset"].to_pylist()) == sorted({*range(40), 100} - {3, 7})
     assert dict(zip(found["key"].to_pylist(), found["_offset"].to_pylist(), strict=True))["k7"] == 100

@@ -64,11 +64,12 @@ class Upserts:
     def upsert(self, rows: list[Row], deleted: list[Row] = []) -> None:  # noqa: B006 - not changed
         self.commits += 1
         after = replace(START, next_offsets={0: self.commits}, commit_id=f"commit-{self.commits}")
-        self.table.upsert(self.state(), self.changes(rows, deleted), after)
+        changes, files = self.changes(rows, deleted), self.files()
+        self.table.upsert(self.state(), changes, after)
         for row in rows:
             self.expected[self.key(row)] = row
-        for row in deleted:
-            self.expected.pop(self.key(row), None)
+        existing = [self.expected.pop(self.key(row), None) is not None for row in deleted]
+        assert (changes.effect.deleted, changes.effect.files) == (sum(existing), len(self.files() - files))
 
     def key(self, row: Mapping[str, Any]) -> tuple[Any, ...]:
         return tuple(row[name] for name in self.keys)

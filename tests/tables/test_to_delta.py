@@ -107,7 +107,7 @@ def test_upsert_of_json_with_a_quarantine(
     assert "1 bad record" in capsys.readouterr().out
     append(root, {"1": None, "2": '{"name":"berta"}', "4": '{"name":"dora"}'})
     assert to_delta.main(words(tmp_path, *options)) == DONE
-    assert "1 key deleted" in capsys.readouterr().out
+    assert "1 row deleted" in capsys.readouterr().out
     assert sorted((row["id"], row["name"]) for row in rows(tmp_path / "table")) == [("2", "berta"), ("4", "dora")]
     [bad] = rows(tmp_path / "table_quarantine")
     assert (bad["key"], bad["value"]) == (b"3", b"broken")
