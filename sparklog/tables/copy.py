@@ -2,7 +2,8 @@
 
 A copy repeats these steps:
 
-1. Load the table with its watermark. The next interval of offsets begins at the watermark and ends at the last stable
+1. Load the table with its watermark. If the table does not exist, decode the records of the first interval, and create
+   the table if no record is rejected. The next interval of offsets begins at the watermark and ends at the last stable
    offset of each partition, or earlier if it contains too many records.
 2. Read the committed records of the interval and convert them to rows. In append mode, write the rows to files. In
    upsert mode, retain the latest record of each key. Spark tasks or this process do this for slices of the interval
@@ -27,6 +28,7 @@ from dataclasses import dataclass, field, replace
 import pyarrow as pa
 
 from sparklog.errors import BadRequest, Conflict, NotFound, SparklogError, advice
+from sparklog.format.values import SCHEMA_FORMATS
 from sparklog.log.read.read_plan import BATCH_BYTES, TaskParts
 from sparklog.log.read.topic_scan import Position, scan_ranges
 from sparklog.log.state.view import READ_COMMITTED, LogView, OffsetRange
@@ -45,6 +47,8 @@ from sparklog.tables.slices import (
     BadRecord,
     BadRecords,
     MissingRecords,
+    SliceCheck,
+    SliceRead,
     SliceRows,
     SliceRunner,
     SliceWork,
@@ -196,7 +200,15 @@ class TableCopy:
             ends: Offsets at which the copy ends. Partitions that are not included are not copied. If None, all
                 partitions are copied to their last stable offset.
         """
-        state = self._load() or self._create()
+        state = self._load()
+        if state is None:
+            source = self._refresh()
+            try:
+                self._check_first_interval(source, ends)
+            except MissingRecords as error:
+                self._check_changed(source, error)
+                return True
+            state = self._create()
         if state.watermark is None and self._options.starting_offsets is None:
             raise BadRequest(
                 f"table {self._target.name} exists, but was not created by copying a topic: use another table, or set "
@@ -213,10 +225,7 @@ class TableCopy:
             else:
                 self._append(state, interval)
         except MissingRecords as error:
-            # The log start may have passed the start of the interval. In this case, the checks of the next interval
-            # report it.
-            if self._refresh().bounds == source.bounds:
-                raise error.cause from None
+            self._check_changed(source, error)
         except NewColumns as error:
             self._grown(state, error.schema)
         except TooManyChanges:
@@ -249,6 +258,15 @@ class TableCopy:
     def _hides_names(self) -> bool:
         return isinstance(self._view, RootView) and self._view.root.store.hides_names
 
+    def _check_changed(self, source: TopicSnapshot, error: MissingRecords) -> None:
+        """Raise the error of a read, unless the topic has changed since `source`.
+
+        The log start may have passed the start of the interval. In this case, the checks of the next interval report
+        it.
+        """
+        if self._refresh().bounds == source.bounds:
+            raise error.cause from None
+
     def _snapshot(self) -> TopicSnapshot:
         view, topic = self._view, self._topic
         root_id = view.root.engine.root_id if isinstance(view, RootView) else ""
@@ -275,16 +293,20 @@ class TableCopy:
         commit_id = self._env.new_id()
         if state.watermark is None or state.watermark.source != start.source:
             return OffsetInterval((), start, start.advanced({}, commit_id))
+        ranges = self._ranges(start, source, ends)
+        if not ranges:
+            return None
+        return OffsetInterval(ranges, start, start.advanced({part.partition: part.end for part in ranges}, commit_id))
+
+    def _ranges(self, start: Watermark, source: TopicSnapshot, ends: Mapping[int, int] | None) -> list[OffsetRange]:
+        """Return the offsets of the interval that begins at a watermark. The list is empty if no records remain."""
         ranges = []
         for partition, offset in start.next_offsets.items():
             end = source.bounds[partition].last_stable
             end = end if ends is None else min(end, ends.get(partition, offset))
             if end > offset:
                 ranges.append(OffsetRange(self._topic, partition, offset, end))
-        if not ranges:
-            return None
-        ranges = self._limited(ranges)
-        return OffsetInterval(ranges, start, start.advanced({part.partition: part.end for part in ranges}, commit_id))
+        return self._limited(ranges) if ranges else []
 
     def _warn_of_gaps(self, watermark: Watermark, start: Watermark) -> None:
         if watermark.topic_id != start.topic_id:
@@ -338,6 +360,36 @@ class TableCopy:
         layout = TableLayout(decoder.schema, options.mode, partition_by, decoder.keys)
         return self._target.create(layout, self._starting_watermark(self._refresh(), options.mode))
 
+    def _check_first_interval(self, source: TopicSnapshot, ends: Mapping[int, int] | None) -> None:
+        """Raise `BadRequest` if the copy would reject a record of the first interval.
+
+        The check precedes the creation of the table. Otherwise, a copy with wrong options would leave an empty table
+        whose mode and columns do not match the corrected options.
+        """
+        options = self._options
+        has_bad_records = options.bad_records == "fail" and (options.rows.payload != "raw" or options.rows.upsert)
+        has_other_columns = options.rows.payload in SCHEMA_FORMATS and not options.grow_schema
+        if not (has_bad_records or has_other_columns):
+            return
+        plans = self._plans(self._ranges(self._starting_watermark(source, options.mode), source, ends))
+        works = [
+            SliceCheck(
+                title=f"check of slice {number} of {len(plans)} of topic {self._topic}",
+                nbytes=sum(part.nbytes for part in parts),
+                parts=parts,
+                decoder=self._decoder,
+                bad_records="fail" if options.bad_records == "fail" else "skip",
+                max_bad=BAD_RECORD_BYTES,
+                batch_bytes=self.batch_bytes,
+                grow_schema=options.grow_schema,
+            )
+            for number, parts in enumerate(plans, 1)
+        ]
+        try:
+            self._run(works, [])
+        except NewColumns as error:
+            self._missing(self._decoder.schema, error.schema)
+
     def _starting_watermark(self, source: TopicSnapshot, mode: Mode) -> Watermark:
         """Return the watermark of a table without copied rows."""
         start = "earliest" if self._options.starting_offsets is None else self._options.starting_offsets
@@ -347,15 +399,9 @@ class TableCopy:
 
     def _grown(self, state: TableState, schema: pa.Schema) -> TableState:
         """Return a version of the table that has all columns of the rows."""
-        name = self._target.name
-        while missing := missing_columns(name, state.schema, schema):
+        while missing := self._missing(state.schema, schema):
             columns = ", ".join(_column_change(item, state.schema) for item in missing)
-            if not self._options.grow_schema:
-                raise BadRequest(
-                    f"table {name} does not have the columns of the records: {columns}; use "
-                    f"{advice(python='grow_schema=True', shell='--grow-schema')} to change the table"
-                )
-            self._warn(f"changing the columns of table {name}: {columns}")
+            self._warn(f"changing the columns of table {self._target.name}: {columns}")
             try:
                 state = self._target.add_columns(state, missing)
             except Conflict:
@@ -364,6 +410,18 @@ class TableCopy:
                 self.report.changed_columns += [item.name for item in missing]
                 break
         return state
+
+    def _missing(self, existing: pa.Schema, rows: pa.Schema) -> list[pa.Field]:
+        """Return the columns of rows to add or to widen. Raises `BadRequest` if the options do not allow it."""
+        name = self._target.name
+        missing = missing_columns(name, existing, rows)
+        if missing and not self._options.grow_schema:
+            columns = ", ".join(_column_change(item, existing) for item in missing)
+            raise BadRequest(
+                f"table {name} does not have the columns of the records: {columns}; use "
+                f"{advice(python='grow_schema=True', shell='--grow-schema')} to change the table"
+            )
+        return missing
 
     # -- the rows
 
@@ -407,12 +465,7 @@ class TableCopy:
         """
         slices: list[SliceRows] = []
         try:
-            for _, result in self._runner.run(self._slices(state, interval)):
-                if isinstance(result, BadRecord):
-                    raise self._error_of(result)
-                if isinstance(result, Exception):
-                    raise result
-                slices.append(result)
+            self._run(self._slices(state, interval), slices)
             is_quarantined = self._add_to_quarantine(slices, interval)
         except Exception:
             with suppress(SparklogError, OSError):
@@ -423,17 +476,31 @@ class TableCopy:
             return None
         return slices
 
+    def _run(self, works: Sequence[SliceRead], slices: list[SliceRows]) -> None:
+        """Run work items and add their results to `slices`. Raises the first problem."""
+        for _, result in self._runner.run(works):
+            if isinstance(result, BadRecord):
+                raise self._error_of(result)
+            if isinstance(result, Exception):
+                raise result
+            slices.append(result)
+
+    def _plans(self, ranges: Sequence[OffsetRange]) -> list[TaskParts]:
+        """Divide an interval into slices, and plan the read of each slice."""
+        if not ranges:
+            return []
+        divided = divide(ranges, self._view.stored(ranges), self._runner.parallelism, self.min_slice_records)
+        try:
+            return [TaskParts(self._view.plan(part, READ_COMMITTED)) for part in divided]
+        except NotFound as error:
+            raise MissingRecords(error) from error
+
     def _slices(self, state: TableState, interval: OffsetInterval) -> list[SliceWork]:
         """Return the work of the tasks of an interval."""
         if not interval.ranges:
             return []
         target, version = self._target.for_tasks(state)
-        stored = self._view.stored(interval.ranges)
-        divided = divide(interval.ranges, stored, self._runner.parallelism, self.min_slice_records)
-        try:
-            plans = [TaskParts(self._view.plan(ranges, READ_COMMITTED)) for ranges in divided]
-        except NotFound as error:
-            raise MissingRecords(error) from error
+        plans = self._plans(interval.ranges)
         return [
             SliceWork(
                 title=f"slice {number} of {len(plans)} of topic {self._topic}",

@@ -12,6 +12,7 @@ part of the table, like the files of a run that is killed.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
@@ -95,21 +96,16 @@ class SliceRows:
     latest: LatestRows | None = None
 
 
-@dataclass(frozen=True)
-class SliceWork:
-    """Reads a slice. `nbytes` is its size, and `title` is its name in messages.
+@dataclass(frozen=True, kw_only=True)
+class SliceRead(ABC):
+    """Reads and decodes a slice. `nbytes` is its size, and `title` is its name in messages.
 
     Attributes:
         parts: The records to read.
         decoder: The conversion of records to rows.
         bad_records: The action for a bad record.
-        target: The table, as returned by `TargetTable.for_tasks`.
-        state: The version for which the rows are written.
-        topic_id: The id of the topic.
-        max_changes: The maximum size in memory of the changes in upsert mode.
         max_bad: The maximum size in memory of the bad records.
         batch_bytes: The size of the batches that are read.
-        env: Returns a random id for each attempt.
     """
 
     title: str
@@ -117,15 +113,80 @@ class SliceWork:
     parts: TaskParts
     decoder: RowDecoder
     bad_records: BadRecords
+    max_bad: int
+    batch_bytes: int
+
+    file_count = 0
+
+    @abstractmethod
+    def run(self, progress: Progress = silent) -> SliceRows | Exception:
+        """Return the result of the slice, or one of `PROBLEMS`."""
+
+    def _rows(self, result: SliceRows) -> Iterator[tuple[pa.RecordBatch, pa.BooleanArray, pa.RecordBatch]]:
+        """Yield rows, whether they are deleted, and their records. Bad records are raised, skipped or collected."""
+        nbytes = 0
+        for records in self._records():
+            result.records += records.num_rows
+            decoded = self.decoder.decode(records)
+            if decoded.reasons:
+                result.bad_count += len(decoded.reasons)
+                if self.bad_records == "fail":
+                    row = min(decoded.reasons)
+                    partition, offset = records["partition"][row].as_py(), records["offset"][row].as_py()
+                    raise BadRecord(partition, offset, decoded.reasons[row])
+                if self.bad_records == "quarantine":
+                    result.bad.append(bad_records(records, decoded.reasons, self.decoder.topic))
+                    nbytes += result.bad[-1].nbytes
+                    if nbytes > self.max_bad and result.records > 1:
+                        raise TooManyChanges
+            yield decoded.valid(records)
+
+    def _records(self) -> Iterator[pa.RecordBatch]:
+        try:
+            yield from read_parts(self.parts, self.decoder.columns, batch_bytes=self.batch_bytes)
+        except NotFound as error:
+            raise MissingRecords(error) from error
+
+
+@dataclass(frozen=True, kw_only=True)
+class SliceCheck(SliceRead):
+    """Decodes the records of a slice, to find problems before the table is created.
+
+    Attributes:
+        grow_schema: True if the records may have columns that the new table does not have.
+    """
+
+    grow_schema: bool
+
+    def run(self, progress: Progress = silent) -> SliceRows | Exception:
+        """Return the number of records, or one of `PROBLEMS`."""
+        result = SliceRows()
+        try:
+            for rows, _, _ in self._rows(result):
+                if not self.grow_schema:
+                    conform(rows, self.decoder.schema)
+        except PROBLEMS as problem:
+            return problem
+        return result
+
+
+@dataclass(frozen=True, kw_only=True)
+class SliceWork(SliceRead):
+    """Reads a slice, and writes its rows or retains the latest row of each key.
+
+    Attributes:
+        target: The table, as returned by `TargetTable.for_tasks`.
+        state: The version for which the rows are written.
+        topic_id: The id of the topic.
+        max_changes: The maximum size in memory of the changes in upsert mode.
+        env: Returns a random id for each attempt.
+    """
+
     target: TargetTable
     state: TableState
     topic_id: str
     max_changes: int
-    max_bad: int
-    batch_bytes: int
     env: Env
-
-    file_count = 0
 
     def run(self, progress: Progress = silent) -> SliceRows | Exception:
         """Return the rows of the slice, or one of `PROBLEMS`."""
@@ -157,31 +218,6 @@ class SliceWork:
                     raise TooManyChanges
                 limit = latest.nbytes + self.max_changes // 2
         return result
-
-    def _rows(self, result: SliceRows) -> Iterator[tuple[pa.RecordBatch, pa.BooleanArray, pa.RecordBatch]]:
-        """Yield rows, whether they are deleted, and their records. Bad records are raised, skipped or collected."""
-        nbytes = 0
-        for records in self._records():
-            result.records += records.num_rows
-            decoded = self.decoder.decode(records)
-            if decoded.reasons:
-                result.bad_count += len(decoded.reasons)
-                if self.bad_records == "fail":
-                    row = min(decoded.reasons)
-                    partition, offset = records["partition"][row].as_py(), records["offset"][row].as_py()
-                    raise BadRecord(partition, offset, decoded.reasons[row])
-                if self.bad_records == "quarantine":
-                    result.bad.append(bad_records(records, decoded.reasons, self.decoder.topic))
-                    nbytes += result.bad[-1].nbytes
-                    if nbytes > self.max_bad and result.records > 1:
-                        raise TooManyChanges
-            yield decoded.valid(records)
-
-    def _records(self) -> Iterator[pa.RecordBatch]:
-        try:
-            yield from read_parts(self.parts, self.decoder.columns, batch_bytes=self.batch_bytes)
-        except NotFound as error:
-            raise MissingRecords(error) from error
 
 
 def divide(

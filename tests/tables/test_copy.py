@@ -14,7 +14,7 @@ from sparklog.log.topic.root import Root, RootView
 from sparklog.log.topic.topic import Topic
 from sparklog.schemas.registry import SchemaRegistry
 from sparklog.tables import copy as copy_module
-from sparklog.tables.copy import TableCopy, TableCopyOptions
+from sparklog.tables.copy import MissingRecords, TableCopy, TableCopyOptions
 from sparklog.tables.rows import BAD_RECORD_SCHEMA, RowOptions
 from sparklog.testing.world import DAY_MS, START_MS, World
 from sparklog.transactions.producer import transactional
@@ -222,8 +222,51 @@ def test_bad_record_fails_the_copy_with_its_position(root: Root, catalog: Memory
     append(root.create_topic("t"), *BAD)
     with pytest.raises(BadRequest, match="t-0 offset 1: the value is not a JSON object; use bad_records='quarantine'"):
         table_copy(root, catalog, TableCopyOptions(JSON)).copy_existing()
-    assert not catalog.unreferenced()
-    assert catalog.rows().num_rows == 0
+    assert not catalog.versions
+
+
+@pytest.mark.parametrize(
+    ("value", "options", "error"),
+    [
+        (b"nonsense", TableCopyOptions(JSON), "t-0 offset 1: the value is not a JSON object"),
+        (b'{"id": 2}', TableCopyOptions(replace(UPSERT, key_columns=("name",))), "t-0 offset 1: the record has no key"),
+        (
+            b'{"id": 2}',
+            TableCopyOptions(replace(JSON, schema="id BIGINT, name STRING NOT NULL")),
+            "t-0 offset 1: column name is null",
+        ),
+    ],
+)
+def test_copy_that_rejects_a_record_does_not_create_the_table(
+    root: Root, catalog: MemoryCatalog, value: bytes, options: TableCopyOptions, error: str
+) -> None:
+    """The next run may use another mode and other columns."""
+    append(root.create_topic("t"), b'{"id": 1, "name": "a"}', value, keys=[b"k", None])
+    with pytest.raises(BadRequest, match=error):
+        table_copy(root, catalog, options).copy_existing()
+    assert not catalog.versions
+    raw = TableCopyOptions(RowOptions(upsert=True), bad_records="skip")
+    assert table_copy(root, catalog, raw).copy_existing().rows == 1
+
+
+def test_records_that_are_deleted_before_the_table_is_created(root: Root, catalog: MemoryCatalog) -> None:
+    """The copy starts at the new log start."""
+    topic = root.create_topic("t")
+    for number in range(3):
+        append(topic, b'{"id": %d}' % number)
+
+    class Deleting(TableCopy):
+        def _check_first_interval(self, *arguments: Any) -> None:
+            if not deleted:
+                deleted.append(1)
+                topic.delete_records({0: 1})
+                raise MissingRecords(NotFound("offset 0 does not exist"))
+            super()._check_first_interval(*arguments)
+
+    deleted: list[int] = []
+    copy = Deleting(RootView(root), "t", MemoryTable(catalog, "t"), TableCopyOptions(JSON))
+    assert copy.copy_existing().records == 2
+    assert positions(catalog) == [(0, 1), (0, 2)]
 
 
 def test_bad_records_are_skipped(root: Root, catalog: MemoryCatalog) -> None:

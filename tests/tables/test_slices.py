@@ -181,6 +181,7 @@ class OwnTasks(PickledTasks):
 def test_error_in_one_slice_deletes_the_files_of_the_others() -> None:
     root, catalog = World().root(), MemoryCatalog()
     topic = root.create_topic("t")
+    copied(root, catalog, TableCopyOptions(JSON), OwnTasks(parallelism=3)).copy_existing()
     for value in (b'{"id": 1}', b'{"id": 2}', b"bad"):
         topic.append(pa.table({"value": [value]}))
     with pytest.raises(BadRequest, match="t-0 offset 2: the value is not a JSON object; use bad_records='quarantine'"):

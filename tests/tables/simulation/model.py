@@ -2,7 +2,8 @@
 change the table and the topic.
 
 The topic has producers, transactions that commit or abort, retention and compaction. Two runs of the copy work at the
-same time. At the end, one more run copies the remaining records. The rows must then be those of a replay of the topic.
+same time. With the profile `rejected`, a third copy has wrong options, with which it must not create the table. At the
+end, one more run copies the remaining records. The rows must then be those of a replay of the topic.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 import sparklog
-from sparklog.errors import Conflict, NotFound, SparklogError, Unavailable
+from sparklog.errors import BadRequest, Conflict, NotFound, SparklogError, Unavailable
 from sparklog.log.topic.root import Root, RootView, open_root
 from sparklog.maintenance.work_items import T, WorkItem
 from sparklog.tables.copy import IN_PROCESS, TableCopy, TableCopyOptions
@@ -35,6 +36,10 @@ from tests.tables.memory_table import MemoryCatalog, MemoryTable, Version
 TOPIC, PARTITIONS, KEYS = "t", 2, 6
 ROWS = RowOptions("json", schema="n INT, k INT", headers=False)
 UPSERT = RowOptions("json", schema="n INT, k INT", headers=False, upsert=True, key_columns=("k",))
+REJECTED = "rejected"
+"""The profile of append runs in which another copy has wrong options. It is used only if it is requested."""
+WRONG = RowOptions("json", schema="n INT, k INT, other INT NOT NULL", headers=False)
+"""Columns that no record has."""
 COMPACTED = {"cleanup.policy": "compact", "min.cleanable.dirty.ratio": 0.0, "segment.bytes": 200, "segment.ms": 1000}
 
 
@@ -213,6 +218,8 @@ class CopyRun(SimulatedRun):
             self.spawn(f"copy-{number}", copier(self, decide, 12))
         self.spawn("other", other_program(self, 8))
         self.spawn("topic", compactor(self, 3) if is_upsert else retention(self, 4))
+        if self.profile == REJECTED:
+            self.spawn("rejected copies", rejected_copier(self, 5))
 
     def options(self, source: Any) -> TableCopyOptions:
         if self.profile == "upsert":
@@ -221,7 +228,7 @@ class CopyRun(SimulatedRun):
 
     def table_copy(self, root: Root, actor: Actor) -> TableCopy:
         table = FaultyTable(self.table, actor, "t")
-        quarantine = FaultyTable(self.quarantine, actor, "q") if self.profile == "append" else None
+        quarantine = FaultyTable(self.quarantine, actor, "q") if self.profile != "upsert" else None
         runner = IN_PROCESS if self.task_failures is None else SimulatedTasks(self, actor, self.task_failures)
         copy = TableCopy(RootView(root), TOPIC, table, self.options(actor.random), quarantine, actor.note, runner)
         copy.min_slice_records = 1
@@ -235,7 +242,7 @@ class CopyRun(SimulatedRun):
         table, quarantine = (MemoryTable(faulty.catalog) for faulty in (self.table, self.quarantine))
         options = self.options(self.source)
         TableCopy(
-            RootView(root), TOPIC, table, options, quarantine if self.profile == "append" else None
+            RootView(root), TOPIC, table, options, quarantine if self.profile != "upsert" else None
         ).copy_existing()
         rows = self.table.catalog.rows().to_pylist()
         if self.profile == "upsert":
@@ -278,7 +285,7 @@ def producer(run: CopyRun, rounds: int) -> Body:
                     continue
                 transaction.commit()
             run.committed += numbers
-            run.bad += [number for number in numbers if number % 7 == 0 and run.profile == "append"]
+            run.bad += [number for number in numbers if number % 7 == 0 and run.profile != "upsert"]
 
     return body
 
@@ -319,6 +326,33 @@ def copier(run: CopyRun, decide: Decide, rounds: int) -> Body:
                 except (Unavailable, Conflict, NotFound) as error:
                     actor.note(f"copy: {error.code} {error}")
                     run.count(f"copy {type(error).__name__}")
+
+        restarted(run, actor, life)
+
+    return body
+
+
+def rejected_copier(run: CopyRun, rounds: int) -> Body:
+    """Run a copy that rejects all records. It must not create the table."""
+
+    def body(actor: Actor) -> None:
+        remaining = iter(range(rounds))
+
+        def life() -> None:
+            for _ in remaining:
+                actor.sleep(actor.random.uniform(0.0, 1.0))
+                root, table = run.root(actor), FaultyTable(run.table, actor, "t")
+                # A copy of an empty topic creates the table.
+                if not any(records.num_rows for records in root.topic(TOPIC).scan(columns=["offset"])):
+                    continue
+                try:
+                    TableCopy(RootView(root), TOPIC, table, TableCopyOptions(WRONG)).copy_existing()
+                except BadRequest:
+                    run.count("rejected copies")
+                except Unavailable as error:
+                    actor.note(f"copy with wrong options: {error}")
+                else:
+                    expect(False, "a copy with wrong options was successful")
 
         restarted(run, actor, life)
 

@@ -23,7 +23,7 @@ from sparklog.tables.target import NewFile, TableState, TargetTable
 from sparklog.tables.watermark import TopicSnapshot, Watermark
 from tests.support.simulation.sweeps import BrokenRule, Patch, broken_rules
 from tests.tables.memory_table import MemoryTable
-from tests.tables.simulation.model import FaultyTable, SimulatedTasks
+from tests.tables.simulation.model import REJECTED, FaultyTable, SimulatedTasks
 from tests.tables.simulation.test_simulation import COPIES
 
 pytestmark = pytest.mark.sweep
@@ -123,6 +123,11 @@ def the_watermark_is_committed_after_the_rows(patch: Patch) -> None:
     patch.setattr(FaultyTable, "append", append)
 
 
+def the_table_is_created_before_a_record_is_decoded(patch: Patch) -> None:
+    """A copy that rejects its first records leaves an empty table with its columns."""
+    patch.setattr(TableCopy, "_check_first_interval", lambda self, source, ends: None)
+
+
 def the_watermark_is_that_of_the_topic(patch: Patch) -> None:
     """The watermark after an interval is the end of the topic, not of the interval."""
     real = TableCopy._next_interval
@@ -214,6 +219,7 @@ def the_first_record_of_a_key_wins(patch: Patch) -> None:
     BrokenRule(a_lost_response_is_a_failure, "append", SEEDS),
     BrokenRule(files_are_deleted_after_any_error, "append", SEEDS, first=13),
     BrokenRule(the_watermark_is_committed_after_the_rows, "append", SEEDS),
+    BrokenRule(the_table_is_created_before_a_record_is_decoded, REJECTED, SEEDS),
     BrokenRule(the_watermark_is_that_of_the_topic, "append", SEEDS),
     BrokenRule(bad_records_are_committed_again, "append", SEEDS),
     BrokenRule(bad_records_are_not_committed, "append", range(200, 400), first=269),

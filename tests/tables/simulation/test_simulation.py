@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tests.support import seeds as numbers
 from tests.support.simulation.sweeps import Simulation, Sweep, sweeps
-from tests.tables.simulation.model import CopyRun
+from tests.tables.simulation.model import REJECTED, CopyRun
 
 COPIES = Simulation(CopyRun, "tests/tables/simulation/test_simulation.py")
 
@@ -21,7 +21,14 @@ COPIES = Simulation(CopyRun, "tests/tables/simulation/test_simulation.py")
             ),
             1,
         ),
-    )
+    ),
+    Sweep(
+        "rejected copies",
+        numbers.REJECTED_TABLE_COPIES,
+        profile=REJECTED,
+        per_seed=dict.fromkeys(("commits", "copied records"), 1),
+        at_least={"rejected copies": 1},
+    ),
 )
 def test_each_record_is_copied_once(sweep: Sweep, seeds: range) -> None:
     assert COPIES.sweep(sweep, seeds)
