@@ -134,8 +134,11 @@ class TableJob:
         ),
     ] = 64
     new_topic: Annotated[
-        Literal["fail", "continue"],
-        Option(help="Action if the topic was deleted and created again: fail, or add the records of the new topic."),
+        Literal["fail", "continue", "replace"],
+        Option(
+            help="Action if the topic was deleted and created again: fail, add the records of the new topic (continue),"
+            " or delete all rows of the table before adding them (replace)."
+        ),
     ] = "fail"
     no_fail_on_data_loss: Annotated[
         bool, Option(help="Continue if records were deleted from the topic before they were written to the table.")
@@ -286,13 +289,15 @@ class Upkeep:
 
 
 def _progress(report: CopyReport) -> str:
-    if not report.commits:
-        return "no new records"
     parts = [f"{count(report.records, 'record')} in {count(report.commits, 'commit')}"]
+    if not report.commits:
+        parts = ["no new records"]
     if report.deleted:
-        parts.append(f"{count(report.deleted, 'key')} deleted")
+        parts.append(f"{count(report.deleted, 'row')} deleted")
     if report.bad_records:
         parts.append(count(report.bad_records, "bad record"))
+    if report.changed_columns:
+        parts.append(f"{count(len(report.changed_columns), 'column')} added or widened")
     return ", ".join(parts)
 
 

@@ -78,7 +78,8 @@ class TableCopyOptions:
             buckets of the first key column in upsert mode.
         max_offsets: The approximate maximum number of records per commit.
         fail_on_data_loss: False to continue if records were deleted from the topic before they were copied.
-        new_topic: "continue" to add the records of a topic that was deleted and created again.
+        new_topic: "continue" to add the records of a topic that was deleted and created again, or "replace" to delete
+            all rows of the table first.
     """
 
     rows: RowOptions = field(default_factory=RowOptions)
@@ -220,7 +221,9 @@ class TableCopy:
         if interval is None:
             return False
         try:
-            if self._options.rows.upsert:
+            if self._options.new_topic == "replace" and _is_new_topic(state.watermark, interval.after):
+                self._clear(state, interval)
+            elif self._options.rows.upsert:
                 self._upsert(state, interval)
             else:
                 self._append(state, interval)
@@ -310,9 +313,10 @@ class TableCopy:
 
     def _warn_of_gaps(self, watermark: Watermark, start: Watermark) -> None:
         if watermark.topic_id != start.topic_id:
+            action = "replacing the rows with" if self._options.new_topic == "replace" else "adding"
             self._warn(
                 f"topic '{self._topic}' was deleted and recreated since it was copied to table {self._target.name}: "
-                "adding the records of the new topic"
+                f"{action} the records of the new topic"
             )
             return
         for partition, offset in watermark.next_offsets.items():
@@ -424,6 +428,12 @@ class TableCopy:
         return missing
 
     # -- the rows
+
+    def _clear(self, state: TableState, interval: OffsetInterval) -> None:
+        def commit(current: TableState) -> None:
+            self._target.clear(current, interval.after)
+
+        self._commit(state, interval, commit, lambda: None, CopyReport(self._target.name))
 
     def _append(self, state: TableState, interval: OffsetInterval) -> None:
         after, target = interval.after, self._target
@@ -572,3 +582,8 @@ def _column_change(column: pa.Field, table: pa.Schema) -> str:
     index = table.get_field_index(column.name)
     narrower = f" instead of {type_name(table.field(index).type)}" if index >= 0 else ""
     return f"{column.name} {type_name(column.type)}{narrower}"
+
+
+def _is_new_topic(before: Watermark | None, after: Watermark) -> bool:
+    """Return True if the topic was deleted and created again between two watermarks."""
+    return before is not None and before.topic_id != after.topic_id

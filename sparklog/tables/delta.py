@@ -155,6 +155,16 @@ class DeltaLakeTable:
     def upsert(self, state: TableState, changes: RowChanges, watermark: Watermark) -> None:
         commit_upsert(self, state, changes, watermark, self._env.new_id())
 
+    def clear(self, state: TableState, watermark: Watermark) -> None:
+        existing = self.existing_files(state)
+        if existing and state.watermark is not None:
+            emptied = replace(state.watermark, commit_id=self._env.new_id())
+            self.commit(state, (), existing, emptied)
+            state = self._loaded()
+            if state.watermark != emptied:
+                raise Conflict(f"another commit to table {self.name} came first")
+        self.commit(state, (), (), watermark)
+
     def replace_files(self, state: TableState, added: Sequence[NewFile], removed: Sequence[ExistingFile]) -> None:
         """Replace files with files that contain the same rows, based on exactly `state`."""
         self.commit(state, added, removed, None)

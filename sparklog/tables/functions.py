@@ -81,7 +81,8 @@ class TableKeywords(TypedDict, total=False):
     fail_on_data_loss: Annotated[bool, option(True,
         "False continues if records were deleted from the topic before they were copied.")]
     new_topic: Annotated[NewTopic, option("fail",
-        "`continue` adds the records of a topic that was deleted and created again.", one_of("fail", "continue"))]
+        "`continue` adds the records of a topic that was deleted and created again, `replace` deletes all rows first.",
+        one_of("fail", "continue", "replace"))]
     # fmt: on
 
 

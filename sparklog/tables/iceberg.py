@@ -184,6 +184,9 @@ class IcebergTable:
     def upsert(self, state: TableState, changes: RowChanges, watermark: Watermark) -> None:
         commit_upsert(self, state, changes, watermark, self._new_id())
 
+    def clear(self, state: TableState, watermark: Watermark) -> None:
+        self.commit(state, (), self.existing_files(state), watermark)
+
     def replace_files(self, state: TableState, added: Sequence[NewFile], removed: Sequence[ExistingFile]) -> None:
         """Replace files with files that contain the same rows, based on exactly `state`."""
         self.commit(state, added, removed, None)

@@ -215,5 +215,12 @@ class TargetTable(Protocol):
         If the outcome is not unknown, a failed commit deletes the files that it wrote.
         """
 
+    def clear(self, state: TableState, watermark: Watermark) -> None:
+        """Commit the removal of all rows and a watermark with another source, based on exactly `state`.
+
+        Some formats need two commits. If only the first one succeeds, the table has no rows and the watermark of the
+        old source, with another commit id.
+        """
+
     def delete_files(self, paths: Sequence[str]) -> None:
         """Delete files that are not part of the table. Missing files are not an error."""

@@ -22,7 +22,7 @@ MODES: tuple[Mode, ...] = ("append", "upsert", "quarantine")
 ROOT_ID, TOPIC, TOPIC_ID = "sparklog.root-id", "sparklog.topic", "sparklog.topic-id"
 NEXT_OFFSETS, COMMIT_ID, MODE = "sparklog.next-offsets", "sparklog.commit-id", "sparklog.mode"
 KEYS = (ROOT_ID, TOPIC, TOPIC_ID, NEXT_OFFSETS, COMMIT_ID, MODE)
-NewTopic = Literal["fail", "continue"]
+NewTopic = Literal["fail", "continue", "replace"]
 
 
 @dataclass(frozen=True)
@@ -127,7 +127,7 @@ def check_watermark(
 ) -> Watermark:
     """Return the watermark from which a copy of `source` continues. It contains the offset of each partition.
 
-    If the topic was created again and `new_topic` is "continue", all partitions of the new topic start at their log
+    If the topic was created again and `new_topic` is not "fail", all partitions of the new topic start at their log
     start. If records were deleted before they were copied and `fail_on_data_loss` is False, the partition continues at
     its log start.
 
@@ -144,11 +144,11 @@ def check_watermark(
             f"table {table} was written with mode {watermark.mode}, not {mode}: use the same mode or another table"
         )
     if watermark.topic_id != source.topic_id:
-        if new_topic != "continue":
+        if new_topic == "fail":
             raise BadRequest(
                 f"topic '{source.topic}' was deleted and recreated since it was copied to table {table}: expected "
                 f"topic id {watermark.topic_id}, found {source.topic_id}. To add the records of the new topic to the "
-                f"table, use {option_value('new_topic', 'continue')}"
+                f"table, use {option_value('new_topic', 'continue')}, or replace to delete the existing rows first"
             )
         watermark = replace(watermark, topic_id=source.topic_id, next_offsets={})
     return replace(watermark, next_offsets=_checked_offsets(table, watermark, source, fail_on_data_loss))

@@ -135,6 +135,10 @@ class MemoryTable:
         paths = (*state.handle.paths, *(file.path for file in files))
         self.catalog.commit(state.handle, watermark=watermark, paths=paths)
 
+    def clear(self, state: TableState, watermark: Watermark) -> None:
+        self.step("clear")
+        self.catalog.commit(state.handle, watermark=watermark, paths=())
+
     def upsert(self, state: TableState, changes: RowChanges, watermark: Watermark) -> None:
         self.step("upsert")
         self.commit_merged(state, self.merge(state, changes), watermark)

@@ -16,6 +16,8 @@ from sparklog.schemas.registry import SchemaRegistry
 from sparklog.tables import copy as copy_module
 from sparklog.tables.copy import MissingRecords, TableCopy, TableCopyOptions
 from sparklog.tables.rows import BAD_RECORD_SCHEMA, RowOptions
+from sparklog.tables.target import TableState
+from sparklog.tables.watermark import NewTopic, Watermark
 from sparklog.testing.world import DAY_MS, START_MS, World
 from sparklog.transactions.producer import transactional
 from tests.tables.memory_table import MemoryCatalog, MemoryTable
@@ -152,6 +154,38 @@ def test_topic_that_was_created_again_stops_the_copy_unless_it_continues(root: R
     table_copy(root, catalog, TableCopyOptions(new_topic="continue")).copy_existing()
     table_copy(root, catalog).copy_existing()
     assert catalog.rows()["value"].to_pylist() == [b"a", b"b", b"c"]
+
+
+@pytest.mark.parametrize("mode", ["append", "upsert"])
+def test_rows_of_a_topic_that_was_created_again_are_replaced(root: Root, catalog: MemoryCatalog, mode: str) -> None:
+    """Another program changes the table before the rows are deleted."""
+
+    def options(new_topic: NewTopic) -> TableCopyOptions:
+        return TableCopyOptions(RowOptions(upsert=mode == "upsert"), new_topic=new_topic)
+
+    append(root.create_topic("t"), b"a", b"b", keys=[b"1", b"2"])
+    table_copy(root, catalog, options("replace")).copy_existing()
+    assert catalog.rows().num_rows == 2
+    root.delete_topic("t")
+    append(root.create_topic("t"), b"c", b"d", keys=[b"2", b"3"])
+    steps: list[str] = []
+
+    def conflict(step: str) -> None:
+        steps.append(step)
+        if steps.count("clear") == 1 and step == "clear":
+            assert catalog.current is not None
+            catalog.commit(catalog.current)
+
+    copy = TableCopy(RootView(root), "t", MemoryTable(catalog, "t", conflict), options("replace"))
+    assert copy.copy_existing().records == 2
+    assert steps.count("clear") == 2
+    assert catalog.rows().select(["key", "value"]).to_pylist() == [
+        {"key": b"2", "value": b"c"},
+        {"key": b"3", "value": b"d"},
+    ]
+    append(root.topic("t"), b"e", keys=[b"4"])
+    table_copy(root, catalog, options("fail")).copy_existing()
+    assert catalog.rows().num_rows == 3
 
 
 def test_deleted_records_stop_the_copy_unless_data_loss_is_allowed(root: Root, catalog: MemoryCatalog) -> None:

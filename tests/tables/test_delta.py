@@ -233,6 +233,35 @@ def test_recreated_topic_continues_at_the_committed_offsets(table: DeltaLakeTabl
     assert stored(path) == [0, 5, 6, 7]
 
 
+@pytest.mark.parametrize("other_run", [False, True])
+def test_rows_of_a_recreated_topic_are_removed(
+    table: DeltaLakeTable, path: Path, other_run: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The removal is two commits. If another run completes it and copies rows in between, they remain."""
+    state = table.create(APPEND, START)
+    table.append(state, [write(table, state, rows(5, 3))], watermark(8, "commit-1"))
+    again = replace(START, topic_id="topic-2", next_offsets={0: 0, 1: 0}, commit_id="commit-2")
+    later = replace(again, next_offsets={0: 1, 1: 0}, commit_id="commit-3")
+    if not other_run:
+        table.clear(loaded(table), again)
+        assert stored(path) == []
+        assert loaded(table).watermark == again
+        return
+    other, reload = open_table(path), table._loaded
+
+    def other_run_first() -> TableState:
+        other.clear(loaded(other), again)
+        state = loaded(other)
+        other.append(state, [write(other, state, rows(0, 1))], later)
+        return reload()
+
+    monkeypatch.setattr(table, "_loaded", other_run_first)
+    with pytest.raises(Conflict):
+        table.clear(loaded(table), replace(again, commit_id="commit-4"))
+    assert stored(path) == [0]
+    assert loaded(other).watermark == later
+
+
 def test_table_of_another_program_gets_a_watermark(path: Path) -> None:
     write_deltalake(str(path), rows(100, 2))
     table = open_table(path)
