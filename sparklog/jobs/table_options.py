@@ -24,6 +24,7 @@ from sparklog.datasource.options import parse_options
 from sparklog.errors import BadRequest, Conflict, Unavailable, shortened
 from sparklog.format.values import SCHEMA_FORMATS
 from sparklog.jobs.common import DONE, tasks_if_submitted
+from sparklog.jobs.stop_signals import StopSignals
 from sparklog.log.journal.names import check_topic_name
 from sparklog.log.read.topic_scan import OffsetSpec, Position
 from sparklog.log.state.view import LogView
@@ -217,15 +218,15 @@ class TableJob:
             quarantine: the table of bad records. It is created for the first bad record.
             maintain: a function that maintains the table after commits, and returns its results for the report.
         """
-        with tasks_if_submitted(name) as runner, StatusLine(name) as status:
+        with tasks_if_submitted(name) as runner, StatusLine(name) as status, StopSignals() as signals:
             copy = TableCopy(view, self.topic, target, self.options, quarantine, log, runner)
-            if self.follow:
-                while True:
-                    self._follow(copy, view, status, maintain)
+            while self.follow:
+                self._follow(copy, view, status, signals, maintain)
             ends = {partition: bounds.last_stable for partition, bounds in view.bounds(self.topic).items()}
             while copy.copy_interval(ends):
                 status(_progress(copy.report))
-        maintenance = maintain(copy.report)
+                signals.check()
+            maintenance = maintain(copy.report)
         if self.as_json:
             print(json.dumps({**asdict(copy.report), **maintenance}))
         else:
@@ -237,16 +238,18 @@ class TableJob:
         copy: TableCopy,
         view: LogView,
         status: StatusLine,
+        signals: StopSignals,
         maintain: Callable[[CopyReport], dict[str, Any]],
     ) -> None:
         elapsed_ms = view.env.stopwatch()
         if copy.copy_interval():
             status(_progress(copy.report))
+            signals.check()
             maintain(copy.report)
             pause_ms = self.interval_ms
         else:
             pause_ms = min(self.interval_ms, view.poll_interval_ms)
-        view.env.sleep(max(0.0, (pause_ms - elapsed_ms()) / 1000))
+        signals.sleep(view.env.sleep, max(0.0, (pause_ms - elapsed_ms()) / 1000))
 
 
 class Upkeep:

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import json
+import os
 import re
+import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -22,6 +25,7 @@ from sparklog.jobs import to_iceberg
 from sparklog.jobs.common import DONE, FAILED, INTERRUPTED
 from sparklog.jobs.table_options import TableJob
 from sparklog.log.topic.root import Root, RootView
+from sparklog.tables.iceberg import IcebergTable
 from sparklog.testing.world import World
 from tests.support.servers import schema_registry
 from tests.tables.iceberg_catalogs import open_catalog, sqlite_properties
@@ -87,7 +91,7 @@ def test_upsert_of_json_with_a_quarantine(
     assert "1 bad record" in capsys.readouterr().out
     append(root, {"1": None, "2": '{"name":"berta"}', "4": '{"name":"dora"}'})
     assert to_iceberg.main(words(tmp_path, *options)) == DONE
-    assert "1 key deleted" in capsys.readouterr().out
+    assert "1 row deleted" in capsys.readouterr().out
     assert sorted((row["id"], row["name"]) for row in rows(catalog)) == [("2", "berta"), ("4", "dora")]
     [bad] = rows(catalog, "orders_quarantine")
     assert (bad["key"], bad["value"]) == (b"3", b"broken")
@@ -139,6 +143,37 @@ def test_values_of_a_schema_registry(
             assert to_iceberg.main(words(tmp_path, *options)) == DONE
     found = sorted((row["id"], row["item"]) for row in rows(catalog))
     assert found == [(1, None), (2, "x")]
+
+
+def test_report_contains_the_columns_and_files_of_a_run(
+    root: Root, catalog: SqlCatalog, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    options = ("--mode", "upsert", "--payload", "json", "--key-columns", "id", "--grow-schema", "--schema")
+    append(root, {"1": '{"n":1}'})
+    assert to_iceberg.main(words(tmp_path, *options, "n INT", "--json")) == DONE
+    report = json.loads(capsys.readouterr().out)
+    [file] = catalog.load_table(("shop", "orders")).inspect.files().to_pylist()
+    assert (report["files"], report["file_bytes"]) == (1, file["file_size_in_bytes"])
+    assert to_iceberg.main(words(tmp_path, *options, "n BIGINT, name STRING")) == DONE
+    assert capsys.readouterr().out == "written to shop.orders: no new records, 2 columns added or widened\n"
+    append(root, {"2": None})
+    assert to_iceberg.main(words(tmp_path, *options, "n BIGINT, name STRING")) == DONE
+    assert capsys.readouterr().out == "written to shop.orders: 1 record in 1 commit\n"
+
+
+def test_topic_that_was_created_again_replaces_the_rows(
+    root: Root, catalog: SqlCatalog, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    append(root, {"a": "1", "b": "2"})
+    assert to_iceberg.main(words(tmp_path, "--mode", "upsert")) == DONE
+    root.delete_topic("orders")
+    root.create_topic("orders")
+    append(root, {"b": "3", "c": "4"})
+    assert to_iceberg.main(words(tmp_path, "--mode", "upsert")) == FAILED
+    assert "use --new-topic continue, or replace to delete the existing rows first" in capsys.readouterr().err
+    for _ in range(2):
+        assert to_iceberg.main(words(tmp_path, "--mode", "upsert", "--new-topic", "replace")) == DONE
+        assert sorted((row["key"], row["value"]) for row in rows(catalog)) == [(b"b", b"3"), (b"c", b"4")]
 
 
 def test_starting_offsets_of_a_new_table(root: Root, catalog: SqlCatalog, tmp_path: Path) -> None:
@@ -204,6 +239,60 @@ def test_follow_copies_new_records_until_it_is_interrupted(
     )
     assert sorted(row["key"] for row in rows(catalog)) == [b"0", b"1", b"2", b"3"]
     assert all(0 < pause <= 20 for pause in pauses)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("options", [("--follow",), ("--max-offsets-per-trigger", "1")])
+def test_signal_during_a_commit_ends_the_run_after_the_commit(
+    root: Root, catalog: SqlCatalog, tmp_path: Path, number: signal.Signals, options: tuple[str, ...],
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    append(root, {"0": "x", "1": "x"})
+    commit = IcebergTable.append
+
+    def commit_and_stop(*arguments: Any) -> None:
+        os.kill(os.getpid(), number)
+        commit(*arguments)
+
+    handlers = [signal.getsignal(each) for each in (signal.SIGTERM, signal.SIGINT)]
+    monkeypatch.setattr(IcebergTable, "append", commit_and_stop)
+    assert to_iceberg.main(words(tmp_path, *options)) == INTERRUPTED
+    copied = len(rows(catalog))
+    error = capsys.readouterr().err
+    after = "1 commit; the next run continues after the last commit"
+    assert re.fullmatch(rf"sparklog to-iceberg: interrupted: {copied} records? in {after}\n", error)
+    assert [signal.getsignal(each) for each in (signal.SIGTERM, signal.SIGINT)] == handlers
+
+
+def test_second_signal_interrupts_the_commit(
+    root: Root, catalog: SqlCatalog, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    append(root, {"0": "x"})
+
+    def stop(*_: Any) -> None:
+        for number in (signal.SIGTERM, signal.SIGINT):
+            os.kill(os.getpid(), number)
+
+    monkeypatch.setattr(IcebergTable, "append", stop)
+    assert to_iceberg.main(words(tmp_path, "--follow")) == INTERRUPTED
+    assert rows(catalog) == []
+
+
+def test_signal_ends_a_process_that_waits_for_records(root: Root, catalog: SqlCatalog, tmp_path: Path) -> None:
+    append(root, {"0": "x"})
+    command = [sys.executable, "-m", "sparklog", "to-iceberg", *words(tmp_path, "--follow", "--interval", "1h")]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
+        try:
+            while not catalog.table_exists(("shop", "orders")) or not rows(catalog):
+                time.sleep(0.05)
+            process.terminate()
+            _, error = process.communicate(timeout=60)
+        finally:
+            process.kill()
+    assert process.returncode == INTERRUPTED
+    assert error == (
+        "sparklog to-iceberg: interrupted: 1 record in 1 commit; the next run continues after the last commit\n"
+    )
 
 
 def test_failed_maintenance_does_not_fail_the_job(
