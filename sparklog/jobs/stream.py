@@ -36,6 +36,7 @@ from sparklog.errors import Unavailable
 from sparklog.jobs.common import DONE, job, parse
 from sparklog.log.journal.names import check_id, check_topic_name
 from sparklog.maintenance.spark_runner import quiet_session
+from sparklog.maintenance.table_runs import CopiedRecords
 from sparklog.opening import NOTHING, open_log, open_view, reject_inside, resolve
 from sparklog.output import StatusLine
 
@@ -190,8 +191,13 @@ class QueryStatus:
             self.last_batch = batch
 
     def amount(self) -> str:
-        written = {batch: records for batch, records in self._records.items() if records}
-        return f"{count(sum(written.values()), 'record')} in {count(len(written), 'micro-batch', 'micro-batches')}"
+        copied = self.copied()
+        return f"{count(copied.records, 'record')} in {count(copied.commits, 'micro-batch', 'micro-batches')}"
+
+    def copied(self) -> CopiedRecords:
+        """Return the number of records, and of micro-batches with records."""
+        written = [records for records in self._records.values() if records]
+        return CopiedRecords(sum(written), commits=len(written))
 
     def _watch(self, query: StreamingQuery, seconds: float | None) -> bool:
         for _ in repeat(None) if seconds is None else range(math.ceil(seconds / UPDATE_SECONDS)):

@@ -28,6 +28,7 @@ from sparklog.jobs.stop_signals import StopSignals
 from sparklog.log.journal.names import check_topic_name
 from sparklog.log.read.topic_scan import OffsetSpec, Position
 from sparklog.log.state.view import LogView
+from sparklog.maintenance.table_runs import TableRunRecorder
 from sparklog.opening import open_view, resolve
 from sparklog.output import StatusLine, log
 from sparklog.tables.copy import CopyReport, TableCopy, TableCopyOptions
@@ -220,13 +221,14 @@ class TableJob:
         """
         with tasks_if_submitted(name) as runner, StatusLine(name) as status, StopSignals() as signals:
             copy = TableCopy(view, self.topic, target, self.options, quarantine, log, runner)
-            while self.follow:
-                self._follow(copy, view, status, signals, maintain)
-            ends = {partition: bounds.last_stable for partition, bounds in view.bounds(self.topic).items()}
-            while copy.copy_interval(ends):
-                status(_progress(copy.report))
-                signals.check()
-            maintenance = maintain(copy.report)
+            with copy.recorder(name) as recorder:
+                while self.follow:
+                    self._follow(copy, view, status, signals, recorder, maintain)
+                ends = {partition: bounds.last_stable for partition, bounds in view.bounds(self.topic).items()}
+                while copy.copy_interval(ends):
+                    status(_progress(copy.report))
+                    signals.check()
+                maintenance = maintain(copy.report)
         if self.as_json:
             print(json.dumps({**asdict(copy.report), **maintenance}))
         else:
@@ -239,6 +241,7 @@ class TableJob:
         view: LogView,
         status: StatusLine,
         signals: StopSignals,
+        recorder: TableRunRecorder,
         maintain: Callable[[CopyReport], dict[str, Any]],
     ) -> None:
         elapsed_ms = view.env.stopwatch()
@@ -249,6 +252,7 @@ class TableJob:
             pause_ms = self.interval_ms
         else:
             pause_ms = min(self.interval_ms, view.poll_interval_ms)
+        recorder.update()
         signals.sleep(view.env.sleep, max(0.0, (pause_ms - elapsed_ms()) / 1000))
 
 

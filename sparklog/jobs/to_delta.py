@@ -43,8 +43,11 @@ from sparklog.errors import BadRequest
 from sparklog.jobs import delta
 from sparklog.jobs.common import parse
 from sparklog.jobs.delta import CheckpointOption, FollowOption, IntervalOption, TableOption, any_null, check_columns
-from sparklog.jobs.stream import check_source, follow_to_end, streaming_job
+from sparklog.jobs.stream import QueryStatus, check_source, streaming_job, to_end
 from sparklog.log.journal.names import check_topic_name
+from sparklog.log.topic.root import RootView
+from sparklog.maintenance.table_runs import CopiedRecords, TableRunRecorder
+from sparklog.opening import open_view, resolve
 from sparklog.output import log
 
 RECORD = ("topic", "partition", "offset", "timestamp", "key", "value")
@@ -55,6 +58,9 @@ FRAME, END = "frame", b"\xf5log"
 WATERMARK = "sparklog.next-offsets"
 """The property of tables that were written without Spark (see `sparklog.tables.watermark`)."""
 TOMBSTONE = "the record has no value; tombstones require --mode upsert"
+UPDATE_SECONDS = 10.0
+"""The time between updates of the number of copied records. Spark retains the progress of the last 100 micro-batches.
+"""
 
 
 @dataclass(frozen=True)
@@ -441,7 +447,22 @@ def run(spark: SparkSession, job: ToDelta) -> int:
     delta.check_delta(spark, avro=job.payload == "avro")
     sparklog.register(spark)
     job.table = delta.absolute(spark, job.table)
-    return follow_to_end("to-delta", start(spark, job), job.table)
+    view = open_view(resolve(job.root), tailing=False)
+    root = view.root if isinstance(view, RootView) else None
+    statuses: list[QueryStatus] = []
+
+    def copied() -> CopiedRecords:
+        return statuses[0].copied() if statuses else CopiedRecords()
+
+    def wait(status: QueryStatus, query: StreamingQuery) -> None:
+        statuses.append(status)
+        while not status.wait(query, UPDATE_SECONDS):
+            status.update(query)
+            if job.follow:
+                recorder.update()
+
+    with TableRunRecorder(root, job.topic, "to-delta", job.table, copied) as recorder:
+        return to_end("to-delta", start(spark, job), job.table, wait)
 
 
 @streaming_job("to-delta")

@@ -17,8 +17,9 @@ from sparklog.log.state.root_defaults import DEFAULTS
 from sparklog.log.topic.root import Root
 from sparklog.maintenance.job_history import JOB_HISTORY
 from sparklog.maintenance.leases import LEASES
+from sparklog.maintenance.table_runs import TABLE_RUNS
 
-JOURNALS: tuple[EntryKind[Any], ...] = (DECISIONS, GROUPS, LEASES, JOB_HISTORY, DEFAULTS)
+JOURNALS: tuple[EntryKind[Any], ...] = (DECISIONS, GROUPS, LEASES, JOB_HISTORY, TABLE_RUNS, DEFAULTS)
 """Kinds in the order in which `verify` reads them. Decisions reference group entries that were written earlier."""
 JOURNAL_IN = {kind.folder: kind for kind in JOURNALS}
 """The kinds of journals by directory."""

@@ -34,6 +34,7 @@ from sparklog.log.topic.root import Root, topic_of
 from sparklog.log.topic.topic import Topic
 from sparklog.maintenance.journals import JOURNALS, collect_journals
 from sparklog.maintenance.report import Backlog, Due, Failure, FutureRecord, RunReport, RunStatistics, allowed_wait_ms
+from sparklog.maintenance.table_runs import TABLE_RUNS, collect_table_runs
 from sparklog.maintenance.work_items import Runner, Settings, store_clock_ms
 from sparklog.output import json_value, table
 from sparklog.retention.expiry_plan import REASONS, SIZE, START, TIME, Expired, Expiry, plan_expiry
@@ -449,6 +450,8 @@ def _retain_root_files(root: Root, settings: Settings, keep_ms: int, dry_run: bo
             elif kind is DECISIONS:
                 reason, expiration_ms = OLD_DECISION, root.defaults().expiration_ms()
                 collected = collect(root, now_ms=store_ms, expiration_ms=expiration_ms, dry_run=dry_run)
+            elif kind is TABLE_RUNS:
+                collected = collect_table_runs(root, keep_ms=keep_ms, now_ms=store_ms, dry_run=dry_run)
             else:
                 collected = collect_journals(root, kind, keep_ms=keep_ms, now_ms=store_ms, dry_run=dry_run)
             removed.append(Removed(kind.old_entry, reason, collected.objects, collected.nbytes))

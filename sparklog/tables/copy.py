@@ -33,6 +33,7 @@ from sparklog.log.read.read_plan import BATCH_BYTES, TaskParts
 from sparklog.log.read.topic_scan import Position, scan_ranges
 from sparklog.log.state.view import READ_COMMITTED, LogView, OffsetRange
 from sparklog.log.topic.root import RootView
+from sparklog.maintenance.table_runs import CopiedRecords, TableRunRecorder
 from sparklog.maintenance.work_items import InProcess
 from sparklog.storage.retries import SETTLE_MS, Backoff
 from sparklog.tables.commits import commit_interval, load_again, load_when_available
@@ -186,6 +187,19 @@ class TableCopy:
         self._max_offsets = options.max_offsets
         self._is_loaded = False
         self.report = CopyReport(target.name)
+
+    def recorder(self, job: str) -> TableRunRecorder:
+        """Return a context manager that records a run of this copy in the root.
+
+        Args:
+            job: The name of the command.
+        """
+
+        def copied() -> CopiedRecords:
+            return CopiedRecords(self.report.records, self.report.bad_records, self.report.commits)
+
+        root = self._view.root if isinstance(self._view, RootView) else None
+        return TableRunRecorder(root, self._topic, job, self._target.name, copied)
 
     def copy_existing(self) -> CopyReport:
         """Copy the records that exist now, and return the report."""

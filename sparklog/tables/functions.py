@@ -131,7 +131,7 @@ def to_iceberg(
     view = _view(root)
     target = IcebergTable(opened, (*namespace, name_of_table), view.env.new_id)
     quarantine = IcebergTable(opened, (*namespace, f"{name_of_table}_quarantine"), view.env.new_id)
-    return copy_topic(view, topic, target, quarantine, options, spark)
+    return copy_topic("to-iceberg", view, topic, target, quarantine, options, spark)
 
 
 @checked(TableKeywords, root=ROOT, topic=NAME, location=NAME)
@@ -170,7 +170,7 @@ def to_delta(
     """
     view = _view(root)
     target, quarantine = delta_tables(location, storage_options or {}, view.env)
-    return copy_topic(view, topic, target, quarantine, options, spark)
+    return copy_topic("to-delta", view, topic, target, quarantine, options, spark)
 
 
 def delta_tables(location: str, storage_options: Mapping[str, str], env: Env) -> tuple[DeltaLakeTable, DeltaLakeTable]:
@@ -189,9 +189,18 @@ def delta_tables(location: str, storage_options: Mapping[str, str], env: Env) ->
 
 
 def copy_topic(
-    view: LogView, topic: str, target: TargetTable, quarantine: TargetTable, options: TableKeywords, spark: Any
+    job: str,
+    view: LogView,
+    topic: str,
+    target: TargetTable,
+    quarantine: TargetTable,
+    options: TableKeywords,
+    spark: Any,
 ) -> CopyReport:
-    """Copy the current records of a topic to a table, in this process or in the tasks of a Spark session."""
+    """Copy the current records of a topic to a table, and record the run as a run of a job.
+
+    The records are read and written in this process, or in the tasks of a Spark session.
+    """
     rows = RowOptions(
         options.get("payload", "raw"),
         options.get("mode", "append") == "upsert",
@@ -215,7 +224,9 @@ def copy_topic(
         from sparklog.maintenance.spark_runner import SparkRunner
 
         runner = SparkRunner(spark)
-    return TableCopy(view, topic, target, copy_options, quarantine, runner=runner).copy_existing()
+    copy = TableCopy(view, topic, target, copy_options, quarantine, runner=runner)
+    with copy.recorder(job):
+        return copy.copy_existing()
 
 
 def _view(root: RootLike) -> LogView:

@@ -25,6 +25,7 @@ from sparklog.jobs import to_iceberg
 from sparklog.jobs.common import DONE, FAILED, INTERRUPTED
 from sparklog.jobs.table_options import TableJob
 from sparklog.log.topic.root import Root, RootView
+from sparklog.maintenance.table_runs import read_table_runs
 from sparklog.tables.iceberg import IcebergTable
 from sparklog.testing.world import World
 from tests.support.servers import schema_registry
@@ -428,6 +429,34 @@ def test_unknown_catalogs(
     assert message in error
     assert "--uri" not in error
     assert len(error.splitlines()) == 1
+
+
+def test_runs_are_recorded_in_the_root(root: Root, catalog: SqlCatalog, tmp_path: Path) -> None:
+    append(root, {"a": "1", "b": "broken"})
+    json_options = ("--payload", "json", "--schema", "id INT")
+    assert to_iceberg.main(words(tmp_path, *json_options)) == FAILED
+    assert to_iceberg.main(words(tmp_path)) == DONE
+    sparklog.to_iceberg(root, "orders", "shop.orders", catalog=catalog)
+    failures: list[sparklog.SparklogError] = []
+    runs = read_table_runs(sparklog.open(tmp_path / "root"), ["orders"], failures)["orders"].runs
+    assert [(run.job, run.table, run.copied.records, run.copied.commits) for run in runs] == [
+        ("to-iceberg", "shop.orders", 0, 0),
+        ("to-iceberg", "shop.orders", 2, 1),
+        ("to-iceberg", "shop.orders", 0, 0),
+    ]
+    assert "the value is not a JSON object" in runs[0].failure
+
+
+def test_read_only_root_does_not_fail_the_copy(
+    root: Root, catalog: SqlCatalog, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    append(root, {"a": "1"})
+    monkeypatch.setattr(type(root.store), "writable", False)
+    assert to_iceberg.main(words(tmp_path)) == DONE
+    error = capsys.readouterr().err
+    assert error.count("\n") == 1
+    assert "to-iceberg: failed to record this run: the root is read-only" in error
+    assert len(rows(catalog)) == 1
 
 
 def test_missing_topic_is_reported_before_the_catalog_is_opened(

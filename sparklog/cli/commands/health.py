@@ -22,6 +22,7 @@ from sparklog.version import __version__
 if TYPE_CHECKING:
     from sparklog.maintenance.job_history import JobRun
     from sparklog.maintenance.overdue import JobState
+    from sparklog.maintenance.table_runs import TableRun
     from sparklog.maintenance.work_items import Settings
     from sparklog.tools.report.job_states import Running
 
@@ -213,6 +214,10 @@ JOB_RUNS = (
 )
 
 
+TABLE_STATES = ("TOPIC", "JOB", "TABLE", "STATE", "LAST-SUCCESS", "SECONDS", "RECORDS", "WHY")
+TABLE_RUNS = ("BEGAN", "JOB", "HOST", "TOPIC", "TABLE", "SECONDS", "RECORDS", "BAD-RECORDS", "COMMITS", "STATE", "WHY")
+
+
 @app.add("jobs", "sparklog jobs --root /data/log")
 def jobs(
     root: opt.RootOption,
@@ -220,12 +225,14 @@ def jobs(
     properties: opt.PropertiesOption = None,
     runs: Annotated[bool, Option(help="Show the latest runs of the jobs instead of the state of each topic.")] = False,
 ) -> Output:
-    """Show the last runs of maintenance jobs, and overdue jobs.
+    """Show the last runs of jobs, and overdue maintenance jobs.
 
-    For each topic and job, shows when the job last succeeded and how long it took. Whether a job is overdue depends on
-    the schedule of the job and the configs of the topic. See docs/guides/scheduled-jobs.md for the rules. Runs in
-    progress are listed below the table. For monitoring, use `sparklog doctor --max-age`, which sets an exit code.
+    For each topic and maintenance job, shows when the job last succeeded and how long it took. Whether a job is overdue
+    depends on the schedule of the job and the configs of the topic. See docs/guides/scheduled-jobs.md for the rules.
+    Runs in progress are listed below the table. A second table shows the last run of `to-iceberg` and `to-delta` for
+    each topic and table. For monitoring, use `sparklog doctor --max-age`, which sets an exit code.
     """
+    from sparklog.maintenance.table_runs import read_table_runs
     from sparklog.tools.report.job_states import has_jobs, read_job_status
 
     source = open_source(root)
@@ -236,6 +243,13 @@ def jobs(
         )
     status = read_job_status(source.root, settings, source.narrowed(opt.topic_names(topic)))
     states, running, latest_first = status.states(), status.running(), status.history.runs[::-1]
+    recorded = read_table_runs(source.root, sorted(status.backlogs), status.failures)
+
+    def table_status(topic: str, run: TableRun) -> TableStatus:
+        return TableStatus(topic, run.state_at(settings.now_ms), run)
+
+    tables = [table_status(name, run) for name in recorded for run in recorded[name].latest()]
+    table_runs = [table_status(name, run) for name in recorded for run in recorded[name].runs[::-1]]
 
     def show() -> None:
         if runs:
@@ -243,8 +257,22 @@ def jobs(
         else:
             print_table(JOB_STATES, [_state_cells(state, settings.now_ms) for state in states], right=JOB_STATES[3:7])
         print_lines(_running_line(run, settings.now_ms) for run in running)
+        if recorded:
+            print_lines([""])
+        if recorded and runs:
+            print_table(TABLE_RUNS, [_table_run_cells(run) for run in table_runs], right=TABLE_RUNS[5:9])
+        elif recorded:
+            print_table(
+                TABLE_STATES, [_table_cells(table, settings.now_ms) for table in tables], right=TABLE_STATES[4:7]
+            )
 
-    document = {"topics": states, "running": running, "runs": latest_first}
+    document = {
+        "topics": states,
+        "running": running,
+        "runs": latest_first,
+        "tables": tables,
+        "tableRuns": table_runs,
+    }
     return Output(document, show, status.failures, rows=document["runs" if runs else "topics"])
 
 
@@ -275,6 +303,50 @@ def _run_cells(run: JobRun) -> tuple[str | None, ...]:
         size_text(amounts.bytes_out),
         size_text(amounts.bytes_deleted),
         run.failure or (f"{run.failed_topics:,} topics" if run.failed_topics else None),
+    )
+
+
+@dataclass(frozen=True)
+class TableStatus:
+    """A recorded run of `to-iceberg` or `to-delta`, and its state at a time."""
+
+    topic: str
+    state: str
+    run: TableRun
+
+    def why(self) -> str | None:
+        """Return the reason for the state."""
+        if self.state == "killed":
+            return f"process {self.run.process} on {self.run.host} ended without a run record"
+        return self.run.failure or None
+
+
+def _table_cells(table: TableStatus, now_ms: int) -> tuple[str | None, ...]:
+    run = table.run
+    return (
+        table.topic,
+        run.job,
+        run.table,
+        table.state,
+        "never" if run.succeeded_ms < 0 else ago(run.succeeded_ms, now_ms),
+        f"{run.took_ms / 1000:.1f}",
+        number_text(run.copied.records),
+        table.why(),
+    )
+
+
+def _table_run_cells(table: TableStatus) -> tuple[str | None, ...]:
+    run, copied = table.run, table.run.copied
+    return (
+        iso_time(run.start_ms),
+        run.job,
+        run.host,
+        table.topic,
+        run.table,
+        f"{run.took_ms / 1000:.1f}",
+        *map(number_text, (copied.records, copied.bad_records, copied.commits)),
+        table.state,
+        table.why(),
     )
 
 

@@ -49,6 +49,7 @@ from sparklog.log.topic.backup_manifest import (
     TOPIC_JSON,
 )
 from sparklog.maintenance.leases import CLAIM_JSON, CLAIM_OPS, LEASE_JSON, LEASE_MS
+from sparklog.maintenance.table_runs import TABLE_RUN_JSON
 from sparklog.tools.backup.restoring import RESTORE_JSON
 
 PAGES = sorted((Path(__file__).parents[3] / "docs" / "reference").glob("format*.md"))
@@ -109,6 +110,7 @@ def names(table: str) -> list[str]:
         ("Consumer groups: In `members`", MEMBER_JSON),
         ("Job leases: Field of an entry", LEASE_JSON),
         ("Job leases: In `claims`", CLAIM_JSON),
+        ("Table runs: In `runs` of a topic", TABLE_RUN_JSON),
         ("Root defaults: Field of an entry", DEFAULTS_JSON),
         ("Root defaults: In `patterns`", PATTERN_JSON),
         ("Backups: Field of `_backup.json`", REPOSITORY_JSON),
