@@ -19,7 +19,9 @@ import pytest
 
 from sparklog.cli.commands.jobs import HELP
 from sparklog.format.offset_map import slot_count
-from sparklog.jobs import compact, from_delta, mirror, retain, to_delta, to_iceberg, verify
+from sparklog.jobs import compact, from_delta, mirror, retain, to_delta, to_delta_without_spark, to_iceberg, verify
+from sparklog.jobs.common import INTERRUPTED
+from sparklog.jobs.table_options import TableJob
 from sparklog.limits import DEFAULTS
 from sparklog.maintenance.leases import LEASE_MS
 from sparklog.maintenance.work_items import Settings
@@ -62,30 +64,79 @@ def in_the_repository(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SPARKLOG_ROOT", "/data/log")
 
 
-def test_crontab_runs_both_jobs_with_valid_options() -> None:
-    """The lines do not need a checkout, because they run commands that the wheel installs."""
-    ran = []
-    for line in CRONTAB.read_text().splitlines():
+def cron_commands(crontab: Path) -> Iterator[str]:
+    """Yield the commands of a crontab file without their redirections."""
+    for line in crontab.read_text().splitlines():
         match = FIELDS.fullmatch(line)
         if line.startswith("#") or match is None:
             continue
         assert re.fullmatch(r"[\d*/, -]+", match.group(1)), line
         assert "%" not in match.group(2), "cron treats % as a newline"
         assert "flock" not in line, "a lock works on one host only; the lease in the root works across hosts"
-        program, name, option, file = shlex.split(match.group(2).split(" >> ")[0])
+        yield match.group(2).split(" >> ")[0]
+
+
+def test_crontab_runs_both_jobs_with_valid_options() -> None:
+    """The lines do not need a checkout, because they run commands that the wheel installs."""
+    ran = []
+    for command in cron_commands(CRONTAB):
+        program, name, option, file = shlex.split(command)
         assert program == "sparklog"
         assert JOBS[f"jobs/{name}.py"]([option, str(CONF / Path(file).name)])
         ran.append(name)
     assert ran == ["compact", "retain"]
 
 
-def test_systemd_timers_start_both_jobs() -> None:
-    def parsed(name: str) -> ConfigParser:
-        parser = ConfigParser(strict=False, interpolation=None)
-        parser.optionxform = str  # type: ignore[assignment, method-assign]
-        parser.read_string((CONF / name).read_text())
-        return parser
+def parsed(name: str) -> ConfigParser:
+    """Parse a unit file of systemd."""
+    parser = ConfigParser(strict=False, interpolation=None)
+    parser.optionxform = str  # type: ignore[assignment, method-assign]
+    parser.read_string((CONF / name).read_text())
+    return parser
 
+
+TABLE_JOBS = {"to-iceberg": to_iceberg.arguments, "to-delta": to_delta_without_spark.arguments}
+
+
+def table_job(words: Sequence[str]) -> TableJob:
+    """Parse the options of a command that copies a topic to a table."""
+    at = next(index for index, word in enumerate(words) if word in TABLE_JOBS)
+    assert words[at - 1].rpartition("/")[2] == "sparklog"
+    return TABLE_JOBS[words[at]](list(words[at + 1 :]))
+
+
+def test_crontab_of_table_copies_has_valid_options() -> None:
+    jobs = [table_job(shlex.split(command)) for command in cron_commands(CONF / "tables.crontab")]
+    assert [(job.topic, job.mode, job.follow) for job in jobs] == [
+        ("orders", "append", False),
+        ("customers", "upsert", False),
+    ]
+
+
+def test_systemd_service_follows_a_topic() -> None:
+    text = (CONF / "sparklog-table@.service").read_text()
+    service = parsed("sparklog-table@.service")["Service"]
+    [example] = re.findall(r"^#   COPY=(.*)$", text, re.MULTILINE)
+    job = table_job(shlex.split(service["ExecStart"].replace("$COPY", example)))
+    assert (job.topic, job.follow, job.interval_ms) == ("orders", True, 60_000)
+    assert (service["SuccessExitStatus"], service["Restart"]) == (str(INTERRUPTED), "on-failure")
+
+
+def test_kubernetes_deployment_follows_a_topic() -> None:
+    yaml = pytest.importorskip("yaml", reason="needs PyYAML")
+    text = (CONF / "kubernetes-table.yaml").read_text()
+    document = yaml.safe_load(text)
+    assert (document["kind"], document["spec"]["replicas"]) == ("Deployment", 1)
+    assert document["spec"]["strategy"] == {"type": "Recreate"}
+    assert document["spec"]["selector"]["matchLabels"] == document["spec"]["template"]["metadata"]["labels"]
+    (container,) = document["spec"]["template"]["spec"]["containers"]
+    job = table_job(container["command"])
+    assert (job.topic, job.follow) == ("orders", True)
+    [other] = re.findall(r"the command `(sparklog to-delta .*)`", text)
+    assert table_job(shlex.split(other)).topic == "orders"
+
+
+def test_systemd_timers_start_both_jobs() -> None:
     service = parsed("sparklog@.service")["Service"]
     assert (service["Type"], service["Restart"]) == ("oneshot", "no")
     for job, arguments in (("compact", compact.arguments), ("retain", retain.arguments)):
@@ -136,7 +187,8 @@ class Operator:
         return other
 
 
-def test_airflow_dag_runs_both_jobs(monkeypatch: pytest.MonkeyPatch) -> None:
+def run_dag(monkeypatch: pytest.MonkeyPatch, file: str) -> dict[str, Any]:
+    """Execute a DAG file with stubs for Airflow's classes, and return the options of the DAG."""
     monkeypatch.setattr(Operator, "made", [])
     given: dict[str, Any] = {}
 
@@ -150,7 +202,18 @@ def test_airflow_dag_runs_both_jobs(monkeypatch: pytest.MonkeyPatch) -> None:
         "airflow.providers.standard.operators.bash": SimpleNamespace(BashOperator=Operator),
     }.items():
         monkeypatch.setitem(sys.modules, name, module)  # type: ignore[arg-type]
-    exec(compile((CONF / "airflow_dag.py").read_text(), "airflow_dag.py", "exec"), {})
+    exec(compile((CONF / file).read_text(), file, "exec"), {})
+    return given
+
+
+def test_airflow_dag_copies_topics_to_tables(monkeypatch: pytest.MonkeyPatch) -> None:
+    given = run_dag(monkeypatch, "airflow_tables_dag.py")
+    assert [table_job(each.command).topic for each in Operator.made] == ["orders", "customers"]
+    assert (given["catchup"], given["max_active_runs"]) == (False, 1)
+
+
+def test_airflow_dag_runs_both_jobs(monkeypatch: pytest.MonkeyPatch) -> None:
+    given = run_dag(monkeypatch, "airflow_dag.py")
     assert [job_of(each.command) for each in Operator.made] == ["compact", "retain"]
     assert Operator.made[1].before == Operator.made[:1]
     retry = given["default_args"]["retry_delay"]
