@@ -72,11 +72,12 @@ from sparklog.tables.watermark import COMMIT_ID, Watermark
 TABLE_PROPERTIES = {
     "format-version": "2",
     "write.parquet.compression-codec": "zstd",
-    # Each commit adds a manifest. Without a merge, a day of one commit per minute would have 1,440 of them to read.
+    # Each commit adds a manifest, and every reader reads all manifests. They are merged if there are this many of them.
     "commit.manifest-merge.enabled": "true",
-    # Each commit writes the metadata again.
+    "commit.manifest.min-count-to-merge": "16",
+    # Each commit writes the metadata again, 1 MB after a day of one commit per minute.
     "write.metadata.delete-after-commit.enabled": "true",
-    "write.metadata.previous-versions-max": "100",
+    "write.metadata.previous-versions-max": "20",
 }
 """Properties of a new table."""
 COMPARABLE = (BinaryType, IntegerType, LongType, StringType)
