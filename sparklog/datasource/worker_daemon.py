@@ -26,16 +26,29 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from importlib import import_module
 
-_WRITING = ("pyarrow", "sparklog.datasource.data_source", "sparklog.datasource.writer")
+_SOURCE = "sparklog.datasource.data_source"
+_WRITING = ("pyarrow", "zstandard", _SOURCE, "sparklog.datasource.writer")
+_READING = (
+    "sparklog.datasource.read_task", "sparklog.log.read.auxiliary_files", "sparklog.log.read.decode_slices",
+    "sparklog.log.read.read_ahead", "sparklog.log.state.embedded_commits",
+)  # fmt: skip
+_LOG = (
+    "sparklog.log.journal.probe_results", "sparklog.log.topic.root", "sparklog.log.topic.topic",
+    "sparklog.log.topic.commit_queue",
+)  # fmt: skip
+_COMMIT = (*_WRITING, *_LOG, "sparklog.transactions.publishing")
 TASKS = "pyspark.worker"
 IMPORTS = {
-    TASKS: (*_WRITING, "sparklog.log.write.append_writer", "sparklog.datasource.read_task"),
-    "pyspark.sql.worker.create_data_source": ("sparklog.datasource.data_source",),
-    "pyspark.sql.worker.plan_data_source_read": ("sparklog.datasource.data_source", "sparklog.datasource.reader"),
-    "pyspark.sql.worker.write_into_data_source": _WRITING,
-    "pyspark.sql.worker.commit_data_source_write": _WRITING,
-    "pyspark.sql.worker.python_streaming_sink_runner": _WRITING,
-}
+    TASKS: (*_WRITING, "sparklog.log.write.append_writer", "sparklog.format.key_hash", *_READING, "pyarrow.compute"),
+    "pyspark.sql.worker.create_data_source": (_SOURCE,),
+    "pyspark.sql.worker.plan_data_source_read": (
+        _SOURCE, "sparklog.datasource.reader", "sparklog.datasource.starting_offsets", "sparklog.log.read.skipped",
+        "sparklog.datasource.hidden_offsets", "sparklog.log.state.range_slices", *_LOG,
+    ),
+    "pyspark.sql.worker.write_into_data_source": (*_WRITING, *_LOG),
+    "pyspark.sql.worker.commit_data_source_write": _COMMIT,
+    "pyspark.sql.worker.python_streaming_sink_runner": _COMMIT,
+}  # fmt: skip
 """The modules to import for each kind of worker, in addition to the module of the worker."""
 
 

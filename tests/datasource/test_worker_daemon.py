@@ -13,8 +13,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import pyarrow as pa
 import pytest
 
+import sparklog
 from sparklog.datasource.worker_daemon import IMPORTS, TASKS
 from sparklog.format.kernels.warm import warm_up
 from tests.datasource.spark_session import LAUNCHING, REPOSITORY
@@ -121,6 +123,71 @@ def test_imports_of_a_daemon_support_forks(worker: str) -> None:
     command = [sys.executable, "-c", PRELOAD, worker]
     done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, check=True)
     assert done.stdout.splitlines() == [f"[] [] 1 {worker == TASKS}", "0"], done.stderr
+
+
+FIRST_CALLS = """
+import pickle, sys
+from pathlib import Path
+
+import pyspark
+from pyspark.sql.types import BinaryType, StructField, StructType
+from sparklog.datasource import worker_daemon
+
+worker, folder = sys.argv[1], Path(sys.argv[2])
+worker_daemon.preload(worker)
+before = set(sys.modules)
+
+import pyarrow as pa
+from sparklog.datasource.data_source import SparklogDataSource
+
+
+class Context:
+    def getLocalProperty(self, name):
+        return {"sql.streaming.queryId": "query", "spark.jobGroup.id": "run"}.get(name)
+
+    def partitionId(self):
+        return 0
+
+
+options = {"path": str(folder / "root"), "topic": "t", "subscribe": "t"}
+schema = StructType([StructField(name, BinaryType()) for name in ("key", "value")])
+source = SparklogDataSource(options if "read" in worker else {name: options[name] for name in ("path", "topic")})
+plan, messages, parts = folder / "plan", folder / "messages", folder / "parts"
+if worker.endswith("write_into_data_source"):
+    plan.write_bytes(pickle.dumps(source.streamWriter(schema=schema, overwrite=False)))
+elif worker.endswith("sink_runner"):
+    source.streamWriter(schema=schema, overwrite=False).commit(pickle.loads(messages.read_bytes()), 0)
+elif worker.endswith("read"):
+    reader = SparklogDataSource({name: options[name] for name in ("path", "subscribe")}).reader(schema)
+    parts.write_bytes(pickle.dumps((reader, reader.partitions())))
+elif not parts.exists():
+    pyspark.TaskContext.get = staticmethod(Context)
+    rows = pa.ipc.open_stream(folder / "rows").read_next_batch()
+    messages.write_bytes(pickle.dumps([pickle.loads(plan.read_bytes()).write(iter([rows]))]))
+else:
+    reader, planned = pickle.loads(parts.read_bytes())
+    print(sum(batch.num_rows for part in planned for batch in reader.read(part)), "records")
+further = set(sys.modules) - before
+print(sorted(name for name in further if name.startswith(("sparklog", "numpy", "pyarrow", "zstandard", "llvmlite"))))
+"""
+
+
+def test_first_call_of_a_worker_imports_no_further_packages(tmp_path: Path) -> None:
+    warm_up()
+    sparklog.open(tmp_path / "root", create=True).create_topic("t")
+    rows = pa.record_batch({"key": [b"k"] * 100, "value": [b"v"] * 100})
+    # pyarrow imports pandas when it converts a Python list for the first time, so the workers read Arrow data.
+    with pa.OSFile(str(tmp_path / "rows"), "wb") as file, pa.ipc.new_stream(file, rows.schema) as stream:
+        stream.write_batch(rows)
+    sql = "pyspark.sql.worker"
+    workers = [f"{sql}.write_into_data_source", TASKS, f"{sql}.python_streaming_sink_runner"]
+    printed = []
+    for worker in (*workers, f"{sql}.plan_data_source_read", TASKS):
+        command = [sys.executable, "-c", FIRST_CALLS, worker, tmp_path]
+        done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stderr
+        printed += done.stdout.splitlines()
+    assert printed == ["[]", "[]", "[]", "[]", "100 records", "[]"]
 
 
 def test_failing_import_is_left_to_the_worker(tmp_path: Path) -> None:
