@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 import threading
 
@@ -295,6 +296,50 @@ def test_iteration_and_poll_can_be_mixed(world: ConsumerWorld) -> None:
     assert list(consumer) == []
     consumer.resume(A0)
     assert [int(record.value or b"") for record in consumer] == [6, 7, 8, 9]
+
+
+def test_a_coroutine_reads_batches_in_a_thread(world: ConsumerWorld, monkeypatch: pytest.MonkeyPatch) -> None:
+    append(world, "a", 0, *map(str, range(1200)))
+    consumer = reader(world, topics="a", auto_commit_interval_ms=0, consumer_timeout_ms=0)
+    reads: list[object] = []
+    to_thread = asyncio.to_thread
+    monkeypatch.setattr(asyncio, "to_thread", lambda call: reads.append(call) or to_thread(call))
+
+    async def read() -> list[int]:
+        offsets = [next(consumer).offset]
+        async for record in consumer:
+            offsets.append(record.offset)
+            assert consumer.position("a", 0) == record.offset + 1
+        return offsets
+
+    assert asyncio.run(read()) == list(range(1200))
+    # The first batch was read by `next`. The last call found no more records.
+    assert len(reads) == 3
+    consumer.close()
+    assert world.committed()[A0] == 1200
+    assert asyncio.run(read_all(consumer)) == []
+
+
+async def read_all(consumer: sparklog.Consumer) -> list[sparklog.ConsumerRecord]:
+    return [record async for record in consumer]
+
+
+def test_a_cancelled_coroutine_stops_its_thread() -> None:
+    world = ConsumerWorld()
+    consumer = sparklog.consumer(open_root(world.store), topics="a", auto_offset_reset="earliest")
+
+    async def main() -> None:
+        task = asyncio.create_task(read_all(consumer))
+        await asyncio.sleep(0.05)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+
+    asyncio.run(main())
+    append(world, "a", 0, "1")
+    # No thread reads from the consumer, and the wakeup of the thread does not affect later calls.
+    assert next(consumer).value == b"1"
+    consumer.close()
 
 
 def test_wakeup(world: ConsumerWorld) -> None:

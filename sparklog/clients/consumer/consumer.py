@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import os
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from sparklog.arguments import FUNCTION, LATER_POSITIONS, NAME, POSITIONS, checked, instance
@@ -18,7 +18,7 @@ from sparklog.clients.consumer.consumer_options import TOPICS, ConsumerOptions, 
 from sparklog.clients.consumer.joined_member import JoinedMember
 from sparklog.clients.consumer.member import ConsumerMember, ManualAssignment, StandaloneMember
 from sparklog.clients.consumer.offset_commits import CommitCallback, OffsetCommits
-from sparklog.clients.consumer.partition_reader import PartitionReader
+from sparklog.clients.consumer.partition_reader import ConsumerRecord, PartitionReader
 from sparklog.clients.consumer.positions import PARTITIONS_OR_PAIRS, Partitions, partition_pairs
 from sparklog.clients.consumer.rebalances import RebalanceListener, Rebalances
 from sparklog.clients.consumer.subscribed_topics import TopicSubscription, subscription_to
@@ -329,6 +329,29 @@ class Consumer(PartitionReader, GroupConsumer):
         can be called by any thread.
         """
         self._woken = True
+
+    async def __aiter__(self) -> AsyncIterator[ConsumerRecord]:
+        """Iterate over the records in a coroutine, like `for record in consumer`. Another thread reads each batch of
+        records.
+        """
+        while True:
+            while (record := self._next_in_chunk()) is None:
+                if not await self._read_chunk_in_thread():
+                    return
+            yield record
+
+    async def _read_chunk_in_thread(self) -> bool:
+        import asyncio  # Most programs that use a consumer do not need the module.
+
+        reading = asyncio.create_task(asyncio.to_thread(self._read_chunk))
+        try:
+            return await asyncio.shield(reading)
+        except asyncio.CancelledError:
+            # The program may use the consumer as soon as this coroutine has ended, so stop the thread first.
+            self.wakeup()
+            await asyncio.gather(reading, return_exceptions=True)
+            self._woken = False
+            raise
 
     def _plan(self) -> bool:
         try:

@@ -174,23 +174,35 @@ class PartitionReader(ABC):
 
     def __next__(self) -> ConsumerRecord:
         """Return the next record. Wait up to `consumer_timeout_ms` for the record."""
-        record = next(self._records, None)
-        while record is None:
-            if self._closed:
+        while (record := self._next_in_chunk()) is None:
+            if not self._read_chunk():
                 raise StopIteration
-            timeout_ms = self._options["consumer_timeout_ms"]
-            max_records = min(CHUNK_RECORDS, self.max_poll_records or CHUNK_RECORDS)
-            batches = self._poll(float("inf") if timeout_ms is None else timeout_ms / 1000, max_records)
-            if not batches:
-                raise StopIteration
-            self._chunk, *rest = batches
-            for batch in reversed(rest):
-                self._fetcher.put_back(batch)
-            self._records, self._row = records_of(self._chunk), 0
-            record = next(self._records, None)
-        self._row += 1
-        self._positions.next[record.topic, record.partition] = record.offset + 1
         return record
+
+    def _next_in_chunk(self) -> ConsumerRecord | None:
+        """Return the next record of the current batch of an iteration, and advance the position."""
+        record = next(self._records, None)
+        if record is not None:
+            self._row += 1
+            self._positions.next[record.topic, record.partition] = record.offset + 1
+        return record
+
+    def _read_chunk(self) -> bool:
+        """Read the next batch of an iteration. Return False if no records arrive for `consumer_timeout_ms`, or if the
+        consumer is closed.
+        """
+        if self._closed:
+            return False
+        timeout_ms = self._options["consumer_timeout_ms"]
+        max_records = min(CHUNK_RECORDS, self.max_poll_records or CHUNK_RECORDS)
+        batches = self._poll(float("inf") if timeout_ms is None else timeout_ms / 1000, max_records)
+        if not batches:
+            return False
+        self._chunk, *rest = batches
+        for batch in reversed(rest):
+            self._fetcher.put_back(batch)
+        self._records, self._row = records_of(self._chunk), 0
+        return True
 
     def _return_chunk(self) -> None:
         """Return the unread rows of an iteration to the fetcher, so that the next `poll` returns these rows."""
