@@ -123,7 +123,7 @@ class Accumulator:
     def append(
         self, topic: str, key: bytes | None, value: bytes | None, nbytes: int, time_ns: int, details: Details | None
     ) -> RecordFuture:
-        """Add a record. `Producer.send` contains the same steps for a record that has only a value.
+        """Add a record. `Producer.send` contains the same steps for a record that has only a key and a value.
 
         Raises `Unavailable` if memory is not available within `max_block_ms`, and `BadRequest` if the record is too
         large or the producer is closed.

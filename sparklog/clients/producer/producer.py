@@ -85,9 +85,9 @@ class Producer:
         self._serializers = {
             name: serialize for name, serialize in (("key", self._key), ("value", self._value)) if serialize is not None
         }
-        names = ("value_serializer", "partitioner", "producer_id", "transactional_id")
-        self._accepts_values = all(options[name] is None for name in names)  # type: ignore[literal-required]
-        """Whether a value of bytes is a valid record without further checks."""
+        names = ("key_serializer", "value_serializer", "partitioner", "producer_id", "transactional_id")
+        self._accepts_bytes = all(options[name] is None for name in names)  # type: ignore[literal-required]
+        """Whether a key and a value of bytes are a valid record without further checks."""
         # Half of the memory, so that rows can accumulate during a commit.
         self._chunk_bytes = max(1, min(options["batch_size"], options["buffer_memory"] // 2))
         self._topics: set[str] = set()
@@ -159,17 +159,22 @@ class Producer:
             print([future.result().offset for future in futures])
         """
         if (
-            (type(value) is bytes and type(topic) is str)
-            and (key is None and headers is None and partition is None and timestamp is None and sequence is None)
-            and self._accepts_values
+            (type(value) is bytes and type(topic) is str and (key is None or type(key) is bytes))
+            and (headers is None and partition is None and timestamp is None and sequence is None)
+            and self._accepts_bytes
         ):
             # The steps of `Accumulator.append` without further calls, because each call takes a tenth of the time.
             accumulator, memory = self._accumulator, len(value) + RECORD_BYTES
+            if key is not None:
+                memory += len(key)
             accumulator.acquire_lock()
             try:
                 batch = accumulator.batches.get(topic)
                 if batch is not None and batch.room >= memory:
                     row, cells = batch.rows, batch.cells
+                    if key is not None:
+                        cells.key_rows.append(len(cells.values))
+                        cells.keys.append(key)
                     cells.values.append(value)
                     cells.times_ns.append(self._wall_ns())
                     batch.rows = row + 1
