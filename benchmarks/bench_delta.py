@@ -178,7 +178,7 @@ def from_kafka(spark: SparkSession, servers: str, chosen: to_delta.ToDelta) -> A
         to_delta.prepare(spark, chosen, table_rows.schema)
         writer = table_rows.writeStream.format("delta").option("path", chosen.table)
     else:
-        made = rows(records, chosen.rows)
+        made = rows(records, chosen.rows, chosen.topic)
         to_delta.prepare(spark, chosen, made.select("row.*").schema)
 
         def merge(batch: DataFrame, number: int) -> None:

@@ -71,7 +71,8 @@ def parse(
     """
     command = FunctionCommand(name, options, help=(about or "").partition("\n\n")[0])
     try:
-        parsed: T | int = command.main(list(words), prog_name=f"sparklog {name}", standalone_mode=False)
+        with advice_for_shell():
+            parsed: T | int = command.main(list(words), prog_name=f"sparklog {name}", standalone_mode=False)
     except NoSuchOption as error:
         exit_with_usage_error(UsageError(advice[error.option_name]) if error.option_name in advice else error)
     except UsageError as error:

@@ -1,4 +1,4 @@
-"""The options of jobs that copy a topic to a table without a checkpoint, and their run."""
+"""The options of jobs that copy a topic to a table, and the run of those without a checkpoint."""
 
 # Do not import annotations from __future__: `parse` evaluates the annotations of a base class in the module of the
 # subclass.
@@ -54,13 +54,8 @@ def parse_period(text: str, option: str) -> int:
 
 
 @dataclass(kw_only=True)
-class TableJob:
-    """The options that all table formats share.
-
-    Attributes:
-        options: the options of the copy.
-        interval_ms: the minimum time between two commits.
-    """
+class RowsJob:
+    """The options that copies of a topic to a table have with and without a checkpoint."""
 
     topic: Annotated[str, Option(help="Topic to read.")]
     root: SourceOption
@@ -101,14 +96,6 @@ class TableJob:
         ),
     ] = None
     headers: Annotated[bool, Option(help="Write the headers of raw and string records to the table.")] = True
-    partition_by: Annotated[
-        str | None,
-        Option(
-            metavar="PARTITIONING",
-            help="Partitioning of a new table: day(COLUMN), bucket(N, COLUMN) or none.",
-            show_default="day(_timestamp), or bucket(16, KEY) with --mode upsert",
-        ),
-    ] = None
     bad_records: Annotated[
         Literal["fail", "skip", "quarantine"],
         Option(
@@ -116,70 +103,22 @@ class TableJob:
             " TABLE_quarantine."
         ),
     ] = "fail"
-    grow_schema: Annotated[bool, Option(help="Add missing columns to the table, and widen columns.")] = False
-    starting_offsets: Annotated[
-        str | None,
-        Option(
-            metavar="OFFSETS",
-            help="Offsets to start at if the table contains no copied records: earliest, latest, or JSON such as"
-            ' {"topic":{"0":23}}.',
-            show_default="earliest",
-        ),
-    ] = None
+    grow_schema: Annotated[bool, Option(help="Add missing columns to the table, and widen columns if possible.")] = (
+        False
+    )
     max_offsets_per_trigger: Annotated[
         int, integer_option(low=1, text="Approximate maximum number of records per commit.")
     ] = 1_000_000
-    max_files_per_partition: Annotated[
-        int,
-        integer_option(
-            text="Merge the small files of a partition if it has more of them than this number. 0 never merges them."
-        ),
-    ] = 64
-    new_topic: Annotated[
-        Literal["fail", "continue", "replace"],
-        Option(
-            help="Action if the topic was deleted and created again: fail, add the records of the new topic (continue),"
-            " or delete all rows of the table before adding them (replace)."
-        ),
-    ] = "fail"
     no_fail_on_data_loss: Annotated[
         bool, Option(help="Continue if records were deleted from the topic before they were written to the table.")
     ] = False
     follow: Annotated[bool, Option("--follow", help="Keep copying new records until stopped.")] = False
-    interval: Annotated[
-        str,
-        Option(
-            metavar="PERIOD",
-            needs="--follow",
-            why="without --follow, the job ends when it has written the existing records",
-            help="Minimum time between commits, such as 30s or 5m. Requires --follow.",
-        ),
-    ] = "1m"
-    as_json: JsonOption = False
-    options: TableCopyOptions = field(init=False)
-    interval_ms: int = field(init=False)
 
-    def __post_init__(self) -> None:
+    def row_options(self, *, metadata: bool = True) -> RowOptions:
+        """Return the conversion of records to rows. Raises `BadRequest` if the options are invalid."""
         check_topic_name(self.topic)
-        self.interval_ms = parse_period(self.interval, "--interval")
-        rows = RowOptions(
-            self.payload,
-            self.mode == "upsert",
-            self._schema(),
-            comma_separated([self.key_column_list or ""]),
-            self.headers,
-            message=self.message,
-        )
-        self.options = TableCopyOptions(
-            rows=rows,
-            bad_records=self.bad_records,
-            grow_schema=self.grow_schema,
-            starting_offsets=_position(self.topic, self.starting_offsets),
-            partition_by=parse_partition_by(self.partition_by),
-            max_offsets=self.max_offsets_per_trigger,
-            fail_on_data_loss=not self.no_fail_on_data_loss,
-            new_topic=self.new_topic,
-        )
+        keys, schema, upsert = comma_separated([self.key_column_list or ""]), self._schema(), self.mode == "upsert"
+        return RowOptions(self.payload, upsert, schema, keys, self.headers, metadata, message=self.message)
 
     def _schema(self) -> Any:
         """Return the schema of the values, or the subject of the topic if there is a schema registry."""
@@ -194,6 +133,73 @@ class TableJob:
         if self.payload in SCHEMA_OF and self.schema is None:
             raise BadRequest(f"--payload {self.payload} requires --schema: {SCHEMA_OF[self.payload]}")
         return _read_schema(self.schema) if self.payload in SCHEMA_FORMATS and self.schema else self.schema
+
+
+@dataclass(kw_only=True)
+class TableJob(RowsJob):
+    """The options that all table formats share.
+
+    Attributes:
+        options: the options of the copy.
+        interval_ms: the minimum time between two commits.
+    """
+
+    partition_by: Annotated[
+        str | None,
+        Option(
+            metavar="PARTITIONING",
+            help="Partitioning of a new table: day(COLUMN), bucket(N, COLUMN) or none.",
+            show_default="day(_timestamp), or bucket(16, KEY) with --mode upsert",
+        ),
+    ] = None
+    starting_offsets: Annotated[
+        str | None,
+        Option(
+            metavar="OFFSETS",
+            help="Offsets to start at if the table contains no copied records: earliest, latest, or JSON such as"
+            ' {"topic":{"0":23}}.',
+            show_default="earliest",
+        ),
+    ] = None
+    max_files_per_partition: Annotated[
+        int,
+        integer_option(
+            text="Merge the small files of a partition if it has more of them than this number. 0 never merges them."
+        ),
+    ] = 64
+    new_topic: Annotated[
+        Literal["fail", "continue", "replace"],
+        Option(
+            help="Action if the topic was deleted and created again: fail, add the records of the new topic (continue),"
+            " or delete all rows of the table before adding them (replace)."
+        ),
+    ] = "fail"
+    interval: Annotated[
+        str,
+        Option(
+            metavar="PERIOD",
+            needs="--follow",
+            why="without --follow, the job ends when it has written the existing records",
+            help="Minimum time between commits, such as 30s or 5m. Requires --follow.",
+        ),
+    ] = "1m"
+    as_json: JsonOption = False
+    options: TableCopyOptions = field(init=False)
+    interval_ms: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        rows = self.row_options()
+        self.interval_ms = parse_period(self.interval, "--interval")
+        self.options = TableCopyOptions(
+            rows=rows,
+            bad_records=self.bad_records,
+            grow_schema=self.grow_schema,
+            starting_offsets=_position(self.topic, self.starting_offsets),
+            partition_by=parse_partition_by(self.partition_by),
+            max_offsets=self.max_offsets_per_trigger,
+            fail_on_data_loss=not self.no_fail_on_data_loss,
+            new_topic=self.new_topic,
+        )
 
     def open(self) -> LogView:
         """Open the source. Raises `NotFound` if it or the topic does not exist."""

@@ -11,9 +11,12 @@ Each write to a table uses the id of the query and the number of the micro-batch
 a micro-batch that is repeated after a failure has no effect. Bad records are written first. If the schema changes
 between two attempts, a record may therefore be written to both tables, but is never lost.
 
-Rows are built by Spark functions and not by Python code. A record whose key or value does not match the schema becomes
-a row with a reason. Avro is decoded by Spark's `from_avro`, which requires another package and is many times faster
-than Avro in Python. `from_avro` ignores bytes after a value, and returns the same row for a corrupt value as for a
+Rows of raw, JSON and Avro values are built by Spark functions and not by Python code. A record whose key or value does
+not match the schema becomes a row with a reason. Python tasks convert values of other formats, and values with schemas
+in a registry, with the engine of `sparklog.tables`. The values may have any version of the schema.
+
+Avro with a schema file is decoded by Spark's `from_avro`, which requires another package and is many times faster than
+Avro in Python. `from_avro` ignores bytes after a value, and returns the same row for a corrupt value as for a
 value with null fields. Therefore values are decoded as a record with three fields: the five bytes of a schema registry
 (if present), the value, and four bytes that are appended to the value. Avro stores fields consecutively, so the four
 bytes are decoded correctly only if the value is complete.
@@ -25,97 +28,92 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated
 
 from pyspark.errors import PySparkException
 from pyspark.sql import Column, DataFrame, SparkSession, Window
 from pyspark.sql import functions as F  # noqa: N812
+from pyspark.sql.pandas.types import from_arrow_type
 from pyspark.sql.streaming import StreamingQuery
-from pyspark.sql.types import BinaryType, DataType, StringType, StructField, StructType
+from pyspark.sql.types import BinaryType, BooleanType, DataType, StringType, StructField, StructType
 
 import sparklog
-from sparklog.common.parsing import INT32_MAX, is_digits
-from sparklog.console.options import SourceOption, integer_option
 from sparklog.console.parameters import Option
-from sparklog.console.terminal import read_text
 from sparklog.errors import BadRequest
 from sparklog.jobs import delta
 from sparklog.jobs.common import parse
-from sparklog.jobs.delta import CheckpointOption, FollowOption, IntervalOption, TableOption, any_null, check_columns
+from sparklog.jobs.decoded_rows import decode_batches, row_type
+from sparklog.jobs.delta import CheckpointOption, IntervalOption, TableOption, any_null, check_columns
 from sparklog.jobs.stream import QueryStatus, check_source, streaming_job, to_end
-from sparklog.log.journal.names import check_topic_name
+from sparklog.jobs.table_options import RowsJob
 from sparklog.log.topic.root import RootView
 from sparklog.maintenance.table_runs import CopiedRecords, TableRunRecorder
 from sparklog.opening import open_view, resolve
 from sparklog.output import log
+from sparklog.tables.rows import NO_KEY, TOMBSTONE, UNTYPED, RowDecoder, RowOptions, row_decoder
+from sparklog.tables.watermark import NEXT_OFFSETS
 
 RECORD = ("topic", "partition", "offset", "timestamp", "key", "value")
 POSITION = RECORD[:4]
 METADATA = tuple(f"_{name}" for name in POSITION)
 CORRUPT = "_sparklog_corrupt"
 FRAME, END = "frame", b"\xf5log"
-WATERMARK = "sparklog.next-offsets"
-"""The property of tables that were written without Spark (see `sparklog.tables.watermark`)."""
-TOMBSTONE = "the record has no value; tombstones require --mode upsert"
 UPDATE_SECONDS = 10.0
 """The time between updates of the number of copied records. Spark retains the progress of the last 100 micro-batches.
 """
 
 
-@dataclass(frozen=True)
-class Payload:
-    """Converts records to rows.
-
-    Attributes:
-        kind: raw, json or avro.
-        upsert: True if tombstones delete rows.
-        schema: a DDL string for json, or the JSON schema for avro.
-        schema_id: the id in the frame of a schema registry, or None if values have no frame.
-        keys: the columns of the record key, which is a JSON object if there are several columns.
-        metadata: True if rows also contain `_topic`, `_partition`, `_offset` and `_timestamp`.
-        headers: True if raw rows contain the headers.
-    """
-
-    kind: str
-    upsert: bool
-    schema: str = ""
-    schema_id: int | None = None
-    keys: tuple[str, ...] = ()
-    metadata: bool = False
-    headers: bool = True
+def has_spark_functions(options: RowOptions) -> bool:
+    """Return True if Spark functions convert the records, and False if Python tasks do."""
+    is_file = isinstance(options.schema, (str, dict))
+    return options.payload in ("raw", "json") or (options.payload == "avro" and is_file)
 
 
-def rows(records: DataFrame, payload: Payload) -> DataFrame:
+def rows(records: DataFrame, options: RowOptions, topic: str) -> DataFrame:
     """Return the columns `record`, `row` and `deleted` for each record. The column `reason` contains the reason why a
     record cannot be converted to a row, or null.
     """
-    parsed, wrong = {"raw": _raw, "json": _json, "avro": _avro}[payload.kind](records, payload)
+    if not has_spark_functions(options):
+        return _decoded(records, row_decoder(options, topic))
+    parsed, wrong = {"raw": _raw, "json": _json, "avro": _avro}[options.payload](records, options)
     columns = [field for field in parsed.schema["parsed"].dataType if field.name != CORRUPT]
     fields = {field.name: F.col("parsed").getField(field.name) for field in columns}
-    if payload.kind != "raw":
-        keys, wrong_key = _key_columns(StructType(columns), payload)
+    if options.payload != "raw":
+        keys, wrong_key = _key_columns(StructType(columns), options)
         fields = {**{name: keys[name] for name in keys if name not in fields}, **fields, **keys}
         wrong = F.coalesce(wrong_key, wrong)
-    if payload.metadata:
+    if options.metadata:
         fields |= {column: F.col(name) for column, name in zip(METADATA, POSITION, strict=True)}
-    if payload.upsert:
-        wrong = F.when(F.col("key").isNull(), "the record has no key").otherwise(wrong)
+    if options.upsert:
+        wrong = F.when(F.col("key").isNull(), NO_KEY).otherwise(wrong)
     return parsed.select(
         F.struct(*RECORD).alias("record"),
         F.struct(*(column.alias(name) for name, column in fields.items())).alias("row"),
-        (F.col("value").isNull() if payload.upsert else F.lit(False)).alias("deleted"),
+        (F.col("value").isNull() if options.upsert else F.lit(False)).alias("deleted"),
         wrong.alias("reason"),
     )
 
 
-def _raw(records: DataFrame, payload: Payload) -> tuple[DataFrame, Column]:
-    names = ("key", "value", *(("headers",) if payload.headers else ()), *POSITION)
+def _decoded(records: DataFrame, decoder: RowDecoder) -> DataFrame:
+    read = records.select(*dict.fromkeys((*RECORD, *decoder.columns)))
+    schema = StructType(
+        [
+            StructField("record", StructType([read.schema[name] for name in RECORD])),
+            StructField("row", from_arrow_type(row_type(decoder))),
+            StructField("deleted", BooleanType()),
+            StructField("reason", StringType()),
+        ]
+    )
+    return read.mapInArrow(partial(decode_batches, decoder, RECORD), schema)
+
+
+def _raw(records: DataFrame, options: RowOptions) -> tuple[DataFrame, Column]:
+    names = ("key", "value", *(("headers",) if options.headers else ()), *POSITION)
     return records.withColumn("parsed", F.struct(*names)), F.lit(None).cast("string")
 
 
-def _json(records: DataFrame, payload: Payload) -> tuple[DataFrame, Column]:
-    schema, text = ddl_schema(payload.schema), F.col("value").cast("string")
+def _json(records: DataFrame, options: RowOptions) -> tuple[DataFrame, Column]:
+    schema, text = ddl_schema(options.schema), F.col("value").cast("string")
     wide = StructType([StructField(field.name, field.dataType) for field in schema])
     parsed_value = F.from_json(text, wide.add(CORRUPT, StringType()), {"columnNameOfCorruptRecord": CORRUPT})
     parsed = F.col("parsed")
@@ -130,7 +128,7 @@ def _json(records: DataFrame, payload: Payload) -> tuple[DataFrame, Column]:
         ),
     )
     wrong = (
-        _no_value(payload)
+        _no_value(options)
         .when(~F.is_valid_utf8(text), "the value is not UTF-8")
         .when(parsed.isNull(), "the value is not a JSON object")
         .when(
@@ -142,22 +140,23 @@ def _json(records: DataFrame, payload: Payload) -> tuple[DataFrame, Column]:
     )
     for column in schema:
         # Key columns are taken from the record key instead of the record value.
-        if not column.nullable and column.name not in payload.keys:
+        if not column.nullable and column.name not in options.key_columns:
             wrong = wrong.when(parsed.getField(column.name).isNull(), f"column {column.name} is null")
     return records.withColumn("parsed", parsed_value), wrong
 
 
-def _avro(records: DataFrame, payload: Payload) -> tuple[DataFrame, Column]:
+def _avro(records: DataFrame, options: RowOptions) -> tuple[DataFrame, Column]:
     from pyspark.sql.avro.functions import from_avro
 
+    schema, schema_id = _avro_schema(options)
     framed = F.concat(F.col("value"), F.lit(END))
-    decoded = from_avro(framed, framed_schema(payload.schema, payload.schema_id), {"mode": "PERMISSIVE"})
-    wrong = _no_value(payload)
+    decoded = from_avro(framed, framed_schema(schema, schema_id), {"mode": "PERMISSIVE"})
+    wrong = _no_value(options)
     is_complete = F.col("framed").getField("end") == F.lit(END)
-    if payload.schema_id is not None:
-        frame = b"\0" + payload.schema_id.to_bytes(4, "big")
+    if schema_id is not None:
+        frame = b"\0" + schema_id.to_bytes(4, "big")
         other = F.concat(
-            F.lit("the value does not start with the schema registry header of schema "), F.lit(str(payload.schema_id))
+            F.lit("the value does not start with the schema registry header of schema "), F.lit(str(schema_id))
         )
         wrong = wrong.when(~F.startswith(F.col("value"), F.lit(frame)), other)
     wrong = wrong.when(~F.coalesce(is_complete, F.lit(False)), "the value does not match the Avro schema")
@@ -165,18 +164,26 @@ def _avro(records: DataFrame, payload: Payload) -> tuple[DataFrame, Column]:
     return read, wrong
 
 
-def _no_value(payload: Payload) -> Column:
-    return F.when(F.col("value").isNull(), F.lit(None if payload.upsert else TOMBSTONE).cast("string"))
+def _avro_schema(options: RowOptions) -> tuple[str, int | None]:
+    """Return the Avro schema and, if the values have the frame of a schema registry, the id in the frame."""
+    if isinstance(options.schema, str):
+        return options.schema, None
+    ((schema_id, schema),) = options.schema.items()
+    return schema, schema_id
 
 
-def _key_columns(schema: StructType, payload: Payload) -> tuple[dict[str, Column], Column]:
+def _no_value(options: RowOptions) -> Column:
+    return F.when(F.col("value").isNull(), F.lit(None if options.upsert else TOMBSTONE).cast("string"))
+
+
+def _key_columns(schema: StructType, options: RowOptions) -> tuple[dict[str, Column], Column]:
     """Return the columns of the record key. If the key does not contain the columns, also return the reason."""
     nothing = F.lit(None).cast("string")
-    if not payload.keys:
+    if not options.key_columns:
         return {}, nothing
-    types = key_types(schema, payload.keys)
+    types = key_types(schema, options.key_columns)
     key, text = F.col("key"), F.col("key").cast("string")
-    if len(payload.keys) > 1:
+    if len(options.key_columns) > 1:
         parsed_key = F.from_json(text, StructType([StructField(name, kind) for name, kind in types.items()]))
         keys = {name: parsed_key.getField(name) for name in types}
         mismatch = f"the key is not a JSON object with {', '.join(types)}"
@@ -231,47 +238,17 @@ TXN_APP_ID, TXN_VERSION = "spark.databricks.delta.write.txnAppId", "spark.databr
 ROWS, DELETED = "sparklog_rows", "_sparklog_deleted"
 
 
-@dataclass
-class ToDelta(delta.DeltaQuery):
-    """Options of the job."""
+@dataclass(kw_only=True)
+class ToDelta(RowsJob, delta.DeltaQuery):
+    """Options of the job.
 
-    topic: Annotated[str, Option(help="Topic to read.")]
-    root: SourceOption
+    Attributes:
+        rows: the conversion of records to rows.
+    """
+
     table: TableOption
     checkpoint: CheckpointOption
-    mode: Annotated[
-        Literal["append", "upsert"],
-        Option(help="Write one row per record (append), or one row per key with its latest record (upsert)."),
-    ] = "append"
-    payload: Annotated[
-        Literal["raw", "json", "avro"], Option(help="Write values as bytes (raw), or parse values as JSON or Avro.")
-    ] = "raw"
-    schema: Annotated[
-        str | None,
-        Option(
-            metavar="DDL|[ID=]FILE",
-            help="Columns of JSON values in DDL format, or the Avro schema file. If a schema registry was used,"
-            " specify ID=FILE.",
-        ),
-    ] = None
-    key_column_list: Annotated[
-        str | None,
-        Option(
-            "--key-columns",
-            metavar="A[,B]",
-            help="Columns for the record key. A single column contains the key as text; several columns are"
-            " parsed from a JSON object.",
-        ),
-    ] = None
     metadata: Annotated[bool, Option(help=f"Add the columns {', '.join(METADATA)} to parsed rows.")] = False
-    headers: Annotated[bool, Option(help="Write the headers of raw records to the table.")] = True
-    bad_records: Annotated[
-        Literal["fail", "quarantine"],
-        Option(
-            help="Action for a record that does not match the schema: fail, or write the record to PATH_quarantine."
-        ),
-    ] = "fail"
-    grow_schema: Annotated[bool, Option(help="Add missing columns to the table.")] = False
     starting_offsets: Annotated[
         str,
         Option(
@@ -279,54 +256,35 @@ class ToDelta(delta.DeltaQuery):
             help='Offsets to start at if the checkpoint is new: earliest, latest, or JSON such as {"topic":{"0":23}}.',
         ),
     ] = "earliest"
-    max_offsets_per_trigger: Annotated[
-        int, integer_option(low=1, text="Approximate maximum number of records per micro-batch.")
-    ] = 1_000_000
-    no_fail_on_data_loss: Annotated[
-        bool, Option(help="Continue if records were deleted from the topic before they were written to the table.")
-    ] = False
-    follow: FollowOption = False
     interval: IntervalOption = None
-    rows: Payload = field(init=False)
+    rows: RowOptions = field(init=False)
 
     def __post_init__(self) -> None:
-        check_topic_name(self.topic)
         self.check_interval()
-        keys = self.key_columns()
-        upsert = self.mode == "upsert"
-        if self.payload == "raw":
-            if self.schema is not None or keys or self.metadata:
-                raise BadRequest("--schema, --key-columns and --metadata require --payload json or avro")
-            self.rows = Payload("raw", upsert, keys=("key",), headers=self.headers)
-            return
-        if self.schema is None:
-            raise BadRequest(f"--payload {self.payload} requires --schema: {_SCHEMA_OF[self.payload]}")
-        if upsert and not keys:
-            raise BadRequest("--mode upsert requires --key-columns: the columns of the record key")
-        schema, schema_id = self.schema, None
-        if self.payload == "avro":
-            schema, schema_id = _read_schema(self.schema)
-            framed_schema(schema, schema_id)
-        self.rows = Payload(self.payload, upsert, schema, schema_id, keys, self.metadata)
+        if self.payload == "raw" and self.metadata:
+            raise BadRequest("--metadata cannot be used with --payload raw, whose rows contain these columns")
+        self.rows = self.row_options(metadata=self.metadata)
+        if self.needs_spark_avro:
+            framed_schema(*_avro_schema(self.rows))
+
+    @property
+    def needs_spark_avro(self) -> bool:
+        return self.payload == "avro" and has_spark_functions(self.rows)
 
     @property
     def quarantine(self) -> str:
         return f"{self.table.rstrip('/')}_quarantine"
 
-
-_SCHEMA_OF = {"json": "columns such as 'id BIGINT, name STRING'", "avro": "the file of the Avro schema"}
-
-
-def _read_schema(text: str) -> tuple[str, int | None]:
-    number, equals, file = text.partition("=")
-    framed = bool(equals) and is_digits(number) and int(number) <= INT32_MAX
-    return read_text(Path(file if framed else text), "--schema"), int(number) if framed else None
+    @property
+    def keys(self) -> tuple[str, ...]:
+        """The columns that identify a row in upsert mode."""
+        return self.rows.key_columns or ("key",)
 
 
 def prepare(spark: SparkSession, job: ToDelta, schema: StructType) -> None:
     """Create the table or add missing columns. Raises `BadRequest` if the rows or the directory are not suitable."""
     if delta.is_delta(spark, job.table):
-        if WATERMARK in delta.properties(spark, job.table):
+        if NEXT_OFFSETS in delta.properties(spark, job.table):
             raise BadRequest(
                 f"table {job.table} contains the offsets up to which it was written by to-delta without --checkpoint: "
                 "omit --checkpoint, or use another table"
@@ -347,11 +305,11 @@ def start(spark: SparkSession, job: ToDelta) -> StreamingQuery:
     reader = spark.readStream.format("sparklog").options(
         subscribe=job.topic,
         startingOffsets=job.starting_offsets,
-        includeHeaders=job.payload == "raw" and job.headers,
+        includeHeaders=job.payload in UNTYPED and job.headers,
         maxOffsetsPerTrigger=job.max_offsets_per_trigger,
         failOnDataLoss=not job.no_fail_on_data_loss,
     )
-    records = rows(reader.load(job.root), job.rows)
+    records = rows(reader.load(job.root), job.rows, job.topic)
     prepare(spark, job, records.select("row.*").schema)
     return job.begin(records, partial(write, job))
 
@@ -361,6 +319,9 @@ def write(job: ToDelta, records: DataFrame, batch: int) -> None:
     application = delta.query_id(records)
     if job.bad_records == "fail":
         write_rows(job, records.withColumn("row", _or_fail(records)), application, batch)
+        return
+    if job.bad_records == "skip":
+        write_rows(job, records.filter("reason IS NULL"), application, batch)
         return
     # The rows are read twice.
     records.persist()
@@ -403,7 +364,7 @@ def append(table_rows: DataFrame, path: str, application: str, batch: int) -> No
 
 def upsert(job: ToDelta, records: DataFrame, application: str, batch: int) -> None:
     """Merge the latest record of each key. All records of a key are in one partition, ordered by offset."""
-    keys = [F.col("row").getField(name) for name in job.rows.keys]
+    keys = [F.col("row").getField(name) for name in job.keys]
     latest_first = Window.partitionBy(*keys).orderBy(F.desc("record.offset"), F.desc("record.partition"))
     latest = records.withColumn("age", F.row_number().over(latest_first)).filter("age = 1")
     latest = latest.select("row.*", F.col("deleted").alias(DELETED))
@@ -413,7 +374,7 @@ def upsert(job: ToDelta, records: DataFrame, application: str, batch: int) -> No
     session.conf.set(TXN_APP_ID, application)
     session.conf.set(TXN_VERSION, str(batch))
     try:
-        session.sql(merge(delta.table_name(job.table), names, [delta.quoted(name) for name in job.rows.keys]))
+        session.sql(merge(delta.table_name(job.table), names, [delta.quoted(name) for name in job.keys]))
     finally:
         session.conf.unset(TXN_APP_ID)
         session.conf.unset(TXN_VERSION)
@@ -434,17 +395,14 @@ def merge(table: str, names: Sequence[str], keys: Sequence[str]) -> str:
 
 _ADVICE = {
     f"--{name}": f"--{name} cannot be used with --checkpoint, which runs the job on Spark"
-    for name in (
-        *("storage-option", "partition-by", "max-files-per-partition", "new-topic", "json"),
-        *("schema-registry", "registry-config", "registry-cache"),
-    )
+    for name in ("storage-option", "partition-by", "max-files-per-partition", "new-topic", "json")
 }
 arguments = partial(parse, "to-delta", ToDelta, __doc__, advice=_ADVICE)
 
 
 @streaming_job("to-delta")
 def run(spark: SparkSession, job: ToDelta) -> int:
-    delta.check_delta(spark, avro=job.payload == "avro")
+    delta.check_delta(spark, avro=job.needs_spark_avro)
     sparklog.register(spark)
     job.table = delta.absolute(spark, job.table)
     view = open_view(resolve(job.root), tailing=False)
@@ -469,5 +427,5 @@ def run(spark: SparkSession, job: ToDelta) -> int:
 def main(words: Sequence[str]) -> int:
     job = arguments(words)
     check_source(job.root, subscribe=job.topic, startingoffsets=job.starting_offsets)
-    with delta.delta_session("sparklog to-delta", avro=job.payload == "avro") as spark:
+    with delta.delta_session("sparklog to-delta", avro=job.needs_spark_avro) as spark:
         return run(spark, job)

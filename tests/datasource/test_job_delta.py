@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from datetime import datetime, timezone
 from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
@@ -26,9 +27,12 @@ from pyspark.sql.types import (
     TimestampType,
 )
 
+import sparklog
 from sparklog.errors import BadRequest
 from sparklog.jobs import delta, from_delta, to_delta
-from sparklog.jobs.to_delta import END, Payload, framed_schema, key_types
+from sparklog.jobs.to_delta import END, framed_schema, has_spark_functions, key_types
+from sparklog.tables.rows import RowOptions
+from tests.support.servers import schema_registry
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -46,16 +50,28 @@ def avsc(tmp_path: Path) -> str:
 
 def test_options_determine_the_rows(avsc: str) -> None:
     raw = to_delta.arguments(TO)
-    assert raw.rows == Payload("raw", False, keys=("key",), headers=True)
+    assert raw.rows == RowOptions("raw", metadata=False)
+    assert raw.keys == ("key",)
     assert (raw.mode, raw.bad_records, raw.starting_offsets, raw.follow) == ("append", "fail", "earliest", False)
     assert (raw.quarantine, raw.max_offsets_per_trigger) == ("t_quarantine", 1_000_000)
     parsed = to_delta.arguments(
         [*TO, "--payload", "json", "--schema", "a INT", "--mode", "upsert", "--key-columns", "a, b", "--metadata"]
     )
-    assert parsed.rows == Payload("json", True, "a INT", None, ("a", "b"), metadata=True)
-    for given, schema_id in ((avsc, None), (f"12={avsc}", 12)):
-        avro = to_delta.arguments([*TO, "--payload", "avro", "--schema", given])
-        assert (json.loads(avro.rows.schema), avro.rows.schema_id) == (ORDER, schema_id)
+    assert parsed.rows == RowOptions("json", True, "a INT", ("a", "b"), metadata=True)
+    assert parsed.keys == ("a", "b")
+    avro = to_delta.arguments([*TO, "--payload", "avro", "--schema", avsc])
+    assert json.loads(avro.rows.schema) == ORDER
+    with_id = to_delta.arguments([*TO, "--payload", "avro", "--schema", f"12={avsc}"])
+    assert json.loads(with_id.rows.schema[12]) == ORDER
+    registry = to_delta.arguments([*TO, "--payload", "avro", "--schema-registry", "http://localhost:1"])
+    assert registry.rows.schema.name == "orders-value"
+    text = to_delta.arguments([*TO, "--payload", "string"])
+    # Spark's Avro package is only required if Spark decodes the values.
+    for job, by_spark, needs_avro in (
+        (raw, True, False), (parsed, True, False), (avro, True, True), (with_id, True, True), (registry, False, False),
+        (text, False, False),
+    ):  # fmt: skip
+        assert (has_spark_functions(job.rows), job.needs_spark_avro) == (by_spark, needs_avro)
     assert to_delta.arguments([*TO, "--follow", "--interval", "30 seconds"]).interval == "30 seconds"
     back = from_delta.arguments([*FROM, "--starting-version", "12"])
     assert (back.keys, back.starting_version, back.payload) == (("id",), "12", "json")
@@ -64,17 +80,18 @@ def test_options_determine_the_rows(avsc: str) -> None:
 @pytest.mark.parametrize(
     ("given", "says"),
     [
-        (["--schema", "a INT"], "--schema, --key-columns and --metadata require --payload json or avro"),
-        (["--metadata"], "--payload json or avro"),
-        (["--key-columns", "id"], "--payload json or avro"),
+        (["--schema", "a INT"], "--schema and --key-columns cannot be used with --payload raw"),
+        (["--metadata"], "--metadata cannot be used with --payload raw"),
+        (["--key-columns", "id"], "--schema and --key-columns cannot be used with --payload raw"),
+        (["--payload", "json", "--schema-registry", "http://localhost:1"], "a schema registry requires --payload with"),
         (["--payload", "json"], "--payload json requires --schema: columns such as"),
         (["--payload", "avro"], "--payload avro requires --schema: the file of the Avro schema"),
         (["--payload", "json", "--schema", "a INT", "--mode", "upsert"], "--mode upsert requires --key-columns"),
         (["--payload", "avro", "--schema", "nowhere.avsc"], "'nowhere.avsc' cannot be read"),
         (["--payload", "avro", "--schema", "7=nowhere.avsc"], "'nowhere.avsc' cannot be read"),
-        (["--payload", "xml"], "'raw', 'json', 'avro'"),
+        (["--payload", "xml"], "'raw', 'string', 'json', 'avro', 'json-schema', 'protobuf'"),
         (["--mode", "overwrite"], "'append', 'upsert'"),
-        (["--bad-records", "drop"], "'fail', 'quarantine'"),
+        (["--bad-records", "drop"], "'fail', 'skip', 'quarantine'"),
         (["--interval", "1 minute"], "--interval requires --follow"),
         (["--follow", "--interval", "soon"], "a number and a unit such as '30 seconds', found 'soon'"),
         (["--max-offsets-per-trigger", "0"], "--max-offsets-per-trigger"),
@@ -234,3 +251,43 @@ def test_an_interrupted_table_creation_can_be_repeated(spark: SparkSession, tmp_
     }
     (log / "_staged_commits" / "00000000000000000000.json").touch()
     assert not remainders()["_delta_log"]
+
+
+@pytest.mark.spark
+def test_values_with_the_schemas_of_a_registry_become_rows_in_tasks(spark: SparkSession, root: str) -> None:
+    """The values have two versions of the schema. A record that does not match it becomes a row with a reason."""
+    pytest.importorskip("fastavro")
+    topic = sparklog.open(root, create=True).create_topic("orders")
+    item = {"name": "item", "type": ["null", "string"], "default": None}
+    at = {"name": "at", "type": {"type": "long", "logicalType": "timestamp-millis"}, "default": 0}
+    newer = {**ORDER, "fields": [*ORDER["fields"], item, at]}  # type: ignore[misc]
+    with schema_registry.running() as server:
+        first, second = (server.register("orders-value", json.dumps(schema), "AVRO") for schema in (ORDER, newer))
+        values = [
+            b"\0" + first.to_bytes(4, "big") + b"\2",
+            b"\0" + second.to_bytes(4, "big") + b"\4\2\2x\0",
+            b"broken",
+            None,
+        ]
+        topic.append(pa.table({"key": [b"1", b"2", b"3", b"4"], "value": pa.array(values, pa.binary())}))
+        job = to_delta.arguments(
+            [*TO, "--payload", "avro", "--schema-registry", server.url, "--mode", "upsert", "--key-columns", "id"]
+        )
+        records = spark.read.format("sparklog").option("subscribe", "orders").load(root)
+        found = to_delta.rows(records, job.rows, "orders").orderBy("record.offset").collect()
+        appended = to_delta.arguments([*TO, "--payload", "string", "--metadata"])
+        records = spark.read.format("sparklog").option("subscribe", "orders").option("includeHeaders", True).load(root)
+        texts = to_delta.rows(records, appended.rows, "orders").orderBy("record.offset").collect()
+    epoch = datetime(1970, 1, 1, tzinfo=timezone.utc)
+    rows = [(row.row.id, row.row.item, row.row.at.astimezone(timezone.utc)) for row in found[:2]]
+    assert rows == [(1, None, epoch), (2, "x", epoch)]
+    assert [row.record.offset for row in found] == [0, 1, 2, 3]
+    assert [row.deleted for row in found] == [False, False, False, True]
+    assert found[2].row is None
+    assert [row.reason is None for row in found] == [True, True, False, True]
+    assert (texts[2].row.key, texts[2].row.value, texts[2].row._offset, texts[2].row._headers) == (
+        "3",
+        "broken",
+        2,
+        None,
+    )
