@@ -214,12 +214,10 @@ def checked_positions(request: ServedRequest, positions: Positions) -> list[Fiel
 
 async def _commit(coordinator: Coordinator, fields: Fields, positions: Positions, version: int) -> None:
     group, member, generation = fields["groupId"], fields["memberId"], fields["generationIdOrMemberEpoch"]
-    if generation < 0 and not member:
-        if coordinator.local_members(group) is not None:
-            raise CodeError(Code.UNKNOWN_MEMBER_ID)
-        with errors_as(Conflict, Code.UNKNOWN_MEMBER_ID):
-            await coordinator.run(coordinator.group(group).alter, positions)
+    if generation < 0 and await _commit_as_administrator(coordinator, group, positions):
         return
+    if generation < 0 and not member:
+        raise CodeError(Code.UNKNOWN_MEMBER_ID)
     client = await coordinator.consumer_client(group, member, generation)
     if client is not None:
         if version < CONSUMER_VERSION:
@@ -236,6 +234,20 @@ async def _commit(coordinator: Coordinator, fields: Fields, positions: Positions
     if members.state == COMPLETING:
         raise CodeError(Code.REBALANCE_IN_PROGRESS)
     await coordinator.commit(group, positions, sender)
+
+
+async def _commit_as_administrator(coordinator: Coordinator, group: str, positions: Positions) -> bool:
+    """Commit offsets for an administrator, or for a consumer that does not join its group but may have a member id.
+
+    Return False if the group has members.
+    """
+    if coordinator.local_members(group) is not None:
+        return False
+    try:
+        await coordinator.run(coordinator.group(group).alter, positions)
+    except Conflict:
+        return False
+    return True
 
 
 async def offset_fetch(request: ServedRequest) -> Fields:
