@@ -21,6 +21,7 @@ from sparklog.groups.group_state import GroupMetadata, GroupState
 from sparklog.groups.membership import Membership
 from sparklog.kafka.messages.message_codec import encode_versioned
 from sparklog.kafka.messages.message_schema import message
+from sparklog.log.journal.names import is_topic_name
 from sparklog.serve.codes import Code, CodeError
 from sparklog.serve.join_details import JoinDetails
 
@@ -87,12 +88,12 @@ def refresh_membership(membership: Membership, state: GroupState) -> None:
 def partition_counts(
     group: GroupJournal, topics: Collection[str], *, refresh: Collection[str] | None = None
 ) -> Mapping[str, int]:
-    """Return the number of partitions of each existing topic.
+    """Return the number of partitions of each existing topic. As in Kafka, clients can subscribe to invalid names.
 
     `refresh` contains the topics to read again. If it is None, all topics are read again.
     """
     counts = {}
-    for topic in topics:
+    for topic in filter(is_topic_name, topics):
         log = group.root.engine.log(topic)
         latest = log.refresh() if refresh is None or topic in refresh else log.current()
         if latest.topic_state.exists:

@@ -285,6 +285,34 @@ def test_a_joining_client_of_the_classic_protocol_has_short_names(
     assert client.wire.ask("JoinGroup", 5, request)["errorCode"] == Code.INVALID_REQUEST
 
 
+def test_a_consumer_that_does_not_join_commits_while_the_group_has_no_members(
+    serve: Callable[..., Address], tmp_path: Path
+) -> None:
+    """A consumer of the new protocol has a member id, even if it assigns its own partitions and is not a member."""
+    topic_of(tmp_path)
+    address = serve(tmp_path)
+    alone, member = Client(address, "alone"), Client(address, "member")
+    alone.epoch = -1
+    assert alone.commit(5) == Code.NONE
+    assert alone.commit(6, version=8) == Code.NONE
+    member.send()
+    assert alone.commit(7) == Code.UNKNOWN_MEMBER_ID
+    member.send(LEAVE_EPOCH)
+    assert alone.commit(8) == Code.NONE
+    committed = sparklog.Groups(tmp_path).group("g").committed()
+    assert {place: item.offset for place, item in committed.items()} == {("t", 0): 8}
+
+
+@pytest.mark.parametrize("name", ["a#!b", "x" * 300, "", ".."])
+def test_a_subscription_may_contain_invalid_topic_names(
+    serve: Callable[..., Address], tmp_path: Path, name: str
+) -> None:
+    topic_of(tmp_path)
+    client = Client(serve(tmp_path))
+    assert client.send(subscribedTopicNames=["t", name])["errorCode"] == 0
+    assert client.assigned == set(range(PARTITIONS))
+
+
 def test_offsets_of_a_transaction_need_the_epoch_of_the_member(serve: Callable[..., Address], tmp_path: Path) -> None:
     topic_of(tmp_path)
     client = Client(serve(tmp_path, writable=True))
