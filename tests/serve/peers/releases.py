@@ -169,7 +169,7 @@ CLIENTS = (
     Client("Flink connector", FLINK_CONNECTOR_RELEASE, flink_start, checks=FLINK),
     Client("Spark connector", CONNECTOR_VERSION, spark_start, checks=SPARK),
     Client(
-        "AKHQ, Kafdrop, Kafbat UI",
+        "AKHQ, Kafbat UI",
         "",
         partial(
             unavailable,
