@@ -36,7 +36,7 @@ _LOG = (
     "sparklog.log.journal.probe_results", "sparklog.log.topic.root", "sparklog.log.topic.topic",
     "sparklog.log.topic.commit_queue",
 )  # fmt: skip
-_COMMIT = (*_WRITING, *_LOG, "sparklog.transactions.publishing")
+_COMMIT = (*_WRITING, *_LOG, "sparklog.log.decisions.expired_ids", "sparklog.transactions.replay_checks")
 TASKS = "pyspark.worker"
 IMPORTS = {
     TASKS: (*_WRITING, "sparklog.log.write.append_writer", "sparklog.format.key_hash", *_READING, "pyarrow.compute"),

@@ -242,7 +242,7 @@ def _published_with_other_option(root: Root, plan: SinkPlan, topics: dict[str, T
     instead of a column, or vice versa).
     """
     from sparklog.log.state.slices import content_of
-    from sparklog.transactions.publishing import in_decisions, in_topics
+    from sparklog.transactions.replay_checks import in_decisions, in_topics
 
     counts = {name: [file.counts for file in written.files] for name, written in topics.items()}
     writer = replace(writer, content=content_of(counts))
