@@ -233,7 +233,7 @@ def test_what_an_append_makes_of_tombstones_nulls_and_several_keys(driver: Drive
         (None, None, 3, "orders", 0),
     ]
     assert [row["reason"] for row in sorted(case.bad, key=lambda row: int(row["offset"]))] == [
-        "the record has no value; tombstones require --mode upsert",
+        "the record has no value; tombstones require the mode upsert",
         "the key is not a JSON object with a, b",
         "column c is null",
     ]
