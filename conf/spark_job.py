@@ -21,7 +21,9 @@ def main(given: list[str]) -> int:
         print(f"spark_job.py: expected one of {', '.join(JOBS)} as the first argument, found {name}", file=sys.stderr)
         return 2
     try:
-        job = import_module(f"sparklog.jobs.{name.replace('-', '_')}")
+        from sparklog.jobs import job_module
+
+        job = import_module(f"sparklog.jobs.{job_module(name, given)}")
     except ModuleNotFoundError as missing:
         remedy = "install sparklog into the driver's Python, or ship an environment that has it (--archives)"
         print(f"spark_job.py: Python at {sys.executable} has no module {missing.name}: {remedy}", file=sys.stderr)

@@ -3,12 +3,12 @@
 """
 
 import sys
+from importlib import import_module
 
 try:
-    if any(word.partition("=")[0] == "--checkpoint" for word in sys.argv):
-        from sparklog.jobs.to_delta import main
-    else:
-        from sparklog.jobs.to_delta_without_spark import main
+    from sparklog.jobs import job_module
+
+    main = import_module(f"sparklog.jobs.{job_module('to-delta', sys.argv)}").main
 except ModuleNotFoundError as missing:
     extra = "deltalake" if missing.name == "deltalake" else "delta"
     install = f"pip install '.[{extra}]' in a checkout, or start it with the Python of an environment that has it"

@@ -230,6 +230,23 @@ def test_spark_job_file_runs_all_jobs(tmp_path: Path, capsys: pytest.CaptureFixt
     assert set(job["JOBS"]) == {*HELP, "verify"}
 
 
+@pytest.mark.parametrize("script", ["conf/spark_job.py", "jobs/to_delta.py"])
+@pytest.mark.parametrize(("given", "option"), [((), "--storage-option"), (("--checkpoint", "c"), "--metadata")])
+def test_submitted_to_delta_is_a_query_only_with_a_checkpoint(
+    script: str,
+    given: tuple[str, ...],
+    option: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    words = [*(["to-delta"] if script.startswith("conf") else []), *given, "--help"]
+    monkeypatch.setattr(sys, "argv", [script, *words])
+    with pytest.raises(SystemExit) as done:
+        runpy.run_path(str(REPOSITORY / script), run_name="__main__")
+    assert done.value.code == 0
+    assert option in capsys.readouterr().out
+
+
 def test_commands_in_the_guide_are_valid() -> None:
     fences = re.findall(r"^```sh\n(.*?)^```$", GUIDES, re.MULTILINE | re.DOTALL)
     assert {check(line) for text in fences for line in commands(text)} == set(JOBS)

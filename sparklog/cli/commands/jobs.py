@@ -17,6 +17,7 @@ from click.exceptions import Exit
 from sparklog.common.lazy import install_command
 from sparklog.console.parameters import Argument, Commands
 from sparklog.errors import BadRequest, NotFound
+from sparklog.jobs import job_module
 from sparklog.tools.inspection.notebook import NOTEBOOK
 from sparklog.version import __version__
 
@@ -31,8 +32,6 @@ HELP = {
     "from-delta": "Write the changes of a Delta table to a topic.",
     "to-iceberg": "Write a topic to an Iceberg table, as rows or by key.",
 }
-CHECKPOINT = "--checkpoint"
-"""The option with which `to-delta` uses Spark, because the checkpoint is that of a streaming query."""
 JOB_CONTEXT = {"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []}
 """The settings of a command that passes all arguments to its job, including `--help`."""
 PACKAGE = Path(__file__).parents[2]
@@ -41,12 +40,12 @@ PACKAGE = Path(__file__).parents[2]
 @pass_context
 def _job(context: Context) -> None:
     name = str(context.info_name)
-    module, extra = name.replace("-", "_"), "spark"
+    module, extra = job_module(name, context.args), "spark"
     packages: tuple[str, ...] = ("pyspark", "py4j")
     if name == "to-iceberg":
         extra, packages = "iceberg", ("pyiceberg", "sqlalchemy")
-    elif name == "to-delta" and not any(word.partition("=")[0] == CHECKPOINT for word in context.args):
-        module, extra, packages = "to_delta_without_spark", "deltalake", ("deltalake",)
+    elif module == "to_delta_without_spark":
+        extra, packages = "deltalake", ("deltalake",)
     try:
         if extra == "spark":
             # Spark's workers must use the Python of this environment instead of the first python3 on the PATH.
