@@ -12,18 +12,22 @@ merges small files and removes old snapshots. See `sparklog.jobs.common` for exi
 """
 
 # Do not import annotations from __future__: `parse` evaluates the annotations in this module.
+import json
 from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
+from sparklog.common.parsing import INT64_MAX, is_digits
 from sparklog.console.options import name_and_value, parse_age
 from sparklog.console.parameters import Option
+from sparklog.errors import BadRequest, shortened
 from sparklog.jobs.common import job, parse
 from sparklog.jobs.table_options import TableJob, Upkeep
 from sparklog.log.state.view import LogView
 from sparklog.tables.copy import CopyReport
+from sparklog.tables.functions import iceberg_tables
 from sparklog.tables.iceberg import IcebergTable
 from sparklog.tables.iceberg_catalog import open_catalog, table_identifier
 from sparklog.tables.iceberg_maintenance import check_unreferenced_age, delete_unreferenced_files, expire_snapshots
@@ -47,6 +51,22 @@ class ToIceberg(TableJob):
         list[str] | None,
         Option(metavar="PROPERTY=VALUE", help="Property of the catalog, such as uri. May be repeated."),
     ] = None
+    watermark: Annotated[
+        Literal["table", "root"],
+        Option(
+            help="Location of the copied offsets: the properties of the table, or the root if the catalog does not"
+            " store these properties."
+        ),
+    ] = "table"
+    resume_offsets: Annotated[
+        str | None,
+        Option(
+            metavar="JSON",
+            help='Offsets to continue at, given as JSON such as {"0":23}, if --watermark root does not know whether the'
+            " table contains the last commit.",
+            show_default="fail",
+        ),
+    ] = None
     snapshot_age: Annotated[
         str,
         Option(metavar="AGE|never", help="Remove snapshots that are older than this age, such as 6h or 5d."),
@@ -61,6 +81,7 @@ class ToIceberg(TableJob):
         ),
     ] = None
     identifier: tuple[str, ...] = field(init=False)
+    resume_at: dict[int, int] | None = field(init=False)
     properties: dict[str, str] = field(init=False)
     snapshot_age_ms: int | None = field(init=False)
     unreferenced_age_ms: int | None = field(init=False)
@@ -69,6 +90,11 @@ class ToIceberg(TableJob):
         super().__post_init__()
         self.identifier = table_identifier(self.table)
         self.properties = dict(name_and_value(text, "--catalog-property") for text in self.catalog_property or ())
+        self.resume_at = None
+        if self.resume_offsets is not None:
+            self.resume_at = _offsets(self.resume_offsets)
+            if self.watermark != "root":
+                raise BadRequest("--resume-offsets requires --watermark root")
         self.snapshot_age_ms = None
         if self.snapshot_age != "never":
             self.snapshot_age_ms = parse_age(self.snapshot_age, "--snapshot-age")
@@ -76,6 +102,20 @@ class ToIceberg(TableJob):
         if self.delete_unreferenced is not None:
             self.unreferenced_age_ms = parse_age(self.delete_unreferenced, "--delete-unreferenced")
             check_unreferenced_age(self.unreferenced_age_ms)
+
+
+def _offsets(text: str) -> dict[int, int]:
+    """Parse the offset of each partition."""
+    try:
+        offsets = json.loads(text)
+    except (ValueError, RecursionError):
+        offsets = None
+    if not isinstance(offsets, dict) or not all(
+        is_digits(partition) and type(offset) is int and 0 <= offset <= INT64_MAX
+        for partition, offset in offsets.items()
+    ):
+        raise BadRequest(f'--resume-offsets must be JSON such as {{"0":23}}, found {shortened(text)}')
+    return {int(partition): offset for partition, offset in offsets.items()}
 
 
 class IcebergUpkeep(Upkeep):
@@ -112,7 +152,7 @@ def main(words: Sequence[str]) -> int:
     options = arguments(words)
     view = options.open()
     with closing(open_catalog(options.catalog, options.properties)) as catalog:
-        table = IcebergTable(catalog, options.identifier, view.env.new_id)
-        *namespace, name = options.identifier
-        quarantine = IcebergTable(catalog, (*namespace, f"{name}_quarantine"), view.env.new_id)
-        return options.run("to-iceberg", view, table, quarantine, IcebergUpkeep(options, table, view))
+        table, target, quarantine = iceberg_tables(
+            catalog, options.identifier, view, options.watermark, options.resume_at
+        )
+        return options.run("to-iceberg", view, target, quarantine, IcebergUpkeep(options, table, view))

@@ -2,7 +2,7 @@
 
 `verify` reads the journals of each kind, `repair` restores their entries from copies, and `retain` deletes old entries.
 Backups have their own list, because a manifest has a field for each kind: decisions, groups and root defaults. Job
-leases and run records are not backed up, because they belong to one root.
+leases, run records and watermarks of tables are not backed up, because they belong to one root.
 """
 
 from __future__ import annotations
@@ -14,12 +14,13 @@ from sparklog.log.decisions.decision import DECISIONS
 from sparklog.log.journal.chain import ids_of
 from sparklog.log.journal.entry_log import Collected, EntryKind, collect_entries
 from sparklog.log.state.root_defaults import DEFAULTS
+from sparklog.log.state.table_watermarks import TABLE_WATERMARKS
 from sparklog.log.topic.root import Root
 from sparklog.maintenance.job_history import JOB_HISTORY
 from sparklog.maintenance.leases import LEASES
 from sparklog.maintenance.table_runs import TABLE_RUNS
 
-JOURNALS: tuple[EntryKind[Any], ...] = (DECISIONS, GROUPS, LEASES, JOB_HISTORY, TABLE_RUNS, DEFAULTS)
+JOURNALS: tuple[EntryKind[Any], ...] = (DECISIONS, GROUPS, LEASES, JOB_HISTORY, TABLE_RUNS, TABLE_WATERMARKS, DEFAULTS)
 """Kinds in the order in which `verify` reads them. Decisions reference group entries that were written earlier."""
 JOURNAL_IN = {kind.folder: kind for kind in JOURNALS}
 """The kinds of journals by directory."""

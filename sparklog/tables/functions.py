@@ -6,7 +6,7 @@ import os
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypedDict
 
-from sparklog.arguments import NAME, NAMES, checked
+from sparklog.arguments import NAME, NAMES, OFFSETS, checked
 from sparklog.common.lazy import install_command
 from sparklog.common.settings import ValueType, int64, is_integer, one_of, option
 from sparklog.errors import BadRequest
@@ -18,6 +18,8 @@ from sparklog.opening import open_view, resolve
 from sparklog.storage.store import Store
 from sparklog.tables.copy import IN_PROCESS, CopyReport, TableCopy, TableCopyOptions
 from sparklog.tables.iceberg_catalog import open_catalog, table_identifier
+from sparklog.tables.option_names import option_value
+from sparklog.tables.root_watermark import RootWatermarkTable, check_not_in_root
 from sparklog.tables.rows import RowOptions
 from sparklog.tables.slices import BadRecords, SliceRunner
 from sparklog.tables.target import TargetTable, parse_partition_by
@@ -28,9 +30,12 @@ if TYPE_CHECKING:
     from typing_extensions import Unpack
 
     from sparklog.tables.delta import DeltaLakeTable
+    from sparklog.tables.iceberg import IcebergTable
 
 RootLike = Root | Store | str | os.PathLike[str]
+WatermarkLocation = Literal["table", "root"]
 _ANY = ValueType("any value", lambda value: True)
+_WATERMARK = one_of("table", "root")
 
 
 def _is_offset(value: object) -> bool:
@@ -86,7 +91,7 @@ class TableKeywords(TypedDict, total=False):
     # fmt: on
 
 
-@checked(TableKeywords, root=ROOT, topic=NAME, table=NAME)
+@checked(TableKeywords, root=ROOT, topic=NAME, table=NAME, watermark=_WATERMARK, resume_offsets=OFFSETS.or_none())
 def to_iceberg(
     root: RootLike,
     topic: str,
@@ -94,6 +99,8 @@ def to_iceberg(
     *,
     catalog: Catalog | Mapping[str, str] | str | None = None,
     spark: Any = None,
+    watermark: WatermarkLocation = "table",
+    resume_offsets: Mapping[int, int] | None = None,
     **options: Unpack[TableKeywords],
 ) -> CopyReport:
     """Copy the current records of a topic to an Iceberg table, exactly once.
@@ -106,6 +113,10 @@ def to_iceberg(
         table: The namespace and the name of the table. The table is created if it does not exist.
         catalog: A pyiceberg catalog, its properties, or its name in pyiceberg's configuration.
         spark: A Spark session whose tasks read the topic and write the files. Default: this process does the work.
+        watermark: `root` stores the copied offsets in the root instead of in the properties of the table, for catalogs
+            that do not store these properties.
+        resume_offsets: The offsets at which to continue if `watermark` is `root` and it is unknown whether the table
+            contains the last commit.
 
     Returns:
         A report with the numbers of copied records, rows, bad records and commits, and the next offsets.
@@ -121,17 +132,44 @@ def to_iceberg(
         report = sparklog.to_iceberg("/data/log", "orders", "shop.orders", catalog=catalog)
         print(report.records, report.next_offsets)
     """
-    from sparklog.tables.iceberg import IcebergTable
-
     opened: Any = catalog
     if catalog is None or isinstance(catalog, (str, Mapping)):
         name, properties = (None, catalog) if isinstance(catalog, Mapping) else (catalog, {})
         opened = open_catalog(name, properties)
-    *namespace, name_of_table = table_identifier(table)
     view = _view(root)
-    target = IcebergTable(opened, (*namespace, name_of_table), view.env.new_id)
-    quarantine = IcebergTable(opened, (*namespace, f"{name_of_table}_quarantine"), view.env.new_id)
+    _, target, quarantine = iceberg_tables(opened, table_identifier(table), view, watermark, resume_offsets)
     return copy_topic("to-iceberg", view, topic, target, quarantine, options, spark)
+
+
+def iceberg_tables(
+    catalog: Catalog,
+    identifier: tuple[str, ...],
+    view: LogView,
+    watermark: WatermarkLocation,
+    resume_offsets: Mapping[int, int] | None,
+) -> tuple[IcebergTable, TargetTable, TargetTable]:
+    """Return an Iceberg table, and the targets of its rows and of bad records.
+
+    Raises `BadRequest` if the watermark of the table is in another location.
+    """
+    from sparklog.tables.iceberg import IcebergTable
+
+    *namespace, name = identifier
+    table, quarantine = (
+        IcebergTable(catalog, (*namespace, name), view.env.new_id, has_properties=watermark == "table")
+        for name in (name, f"{name}_quarantine")
+    )
+    if watermark == "table":
+        if isinstance(view, RootView):
+            check_not_in_root(table, view.root)
+        return table, table, quarantine
+    if not isinstance(view, RootView):
+        raise BadRequest(f"{option_value('watermark', 'root')} requires a root, not a Kafka log directory")
+    return (
+        table,
+        RootWatermarkTable(table, view.root, resume_offsets),
+        RootWatermarkTable(quarantine, view.root, resume_offsets),
+    )
 
 
 @checked(TableKeywords, root=ROOT, topic=NAME, location=NAME)

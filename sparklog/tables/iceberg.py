@@ -56,7 +56,7 @@ from pyiceberg.io.pyarrow import (
 )
 from pyiceberg.manifest import DataFile, DataFileContent, FileFormat
 from pyiceberg.table import CommitTableResponse, FileScanTask, Table, Transaction
-from pyiceberg.table.metadata import TableMetadata
+from pyiceberg.table.metadata import TableMetadata, TableMetadataV2
 from pyiceberg.table.snapshots import Operation, Snapshot, Summary
 from pyiceberg.table.update import AddSnapshotUpdate, AssertTableUUID, TableRequirement, TableUpdate
 from pyiceberg.typedef import Record
@@ -66,6 +66,8 @@ from sparklog.errors import BadRequest, Conflict, NotFound, SparklogError, Unava
 from sparklog.tables import iceberg_schema
 from sparklog.tables.iceberg_catalog import catalog_properties, error_text, sqlstate
 from sparklog.tables.merge import ExistingFile, batch_rows, commit_upsert
+from sparklog.tables.option_names import option_value
+from sparklog.tables.root_watermark import FIRST_VERSION, TableHistory
 from sparklog.tables.target import NewFile, NewOutput, RowChanges, TableLayout, TableState
 from sparklog.tables.watermark import COMMIT_ID, Watermark
 
@@ -82,6 +84,8 @@ TABLE_PROPERTIES = {
 """Properties of a new table."""
 COMPARABLE = (BinaryType, IntegerType, LongType, StringType)
 """Types whose bounds are represented by the same Python values as the values of Arrow."""
+NOT_SUPPORTED = 501
+"""The HTTP status of a request that a REST catalog does not support."""
 ROLLED_BACK = ("40001", "40P01")
 """SQLSTATEs of transactions that were certainly rolled back: serialization failure, deadlock."""
 MISSING_RIGHTS = ("25006", "42501")
@@ -96,12 +100,21 @@ class IcebergTable:
         catalog: The catalog.
         identifier: The namespace and the name of the table.
         new_id: Returns a random id for the names of files.
+        has_properties: False if the watermark is not stored in the properties of the table. A version has a watermark
+            only if the history of the current snapshot contains one (see `sparklog.tables.root_watermark`).
     """
 
-    def __init__(self, catalog: Catalog, identifier: tuple[str, ...], new_id: Callable[[], str]) -> None:
+    def __init__(
+        self,
+        catalog: Catalog,
+        identifier: tuple[str, ...],
+        new_id: Callable[[], str],
+        has_properties: bool = True,
+    ) -> None:
         self._catalog = catalog
         self._identifier = identifier
         self._new_id = new_id
+        self._has_properties = has_properties
 
     @property
     def name(self) -> str:
@@ -114,7 +127,9 @@ class IcebergTable:
     def create(self, layout: TableLayout, watermark: Watermark) -> TableState:
         schema = iceberg_schema.table_schema(layout)
         spec = iceberg_schema.partition_spec(layout.partition_by, schema)
-        properties = TABLE_PROPERTIES | watermark.to_properties()
+        properties = dict(TABLE_PROPERTIES)
+        if self._has_properties:
+            properties |= watermark.to_properties()
         with self._errors("create"):
             try:
                 try:
@@ -126,6 +141,8 @@ class IcebergTable:
                     table = self._catalog.create_table(
                         self._identifier, schema, partition_spec=spec, properties=properties
                     )
+                if self._has_properties and COMMIT_ID not in table.properties:
+                    raise self._without_properties(f"property {COMMIT_ID} is missing in the new table")
             except TableAlreadyExistsError:
                 table = self._catalog.load_table(self._identifier)
             except ValueError as error:
@@ -202,7 +219,7 @@ class IcebergTable:
         table: Table = state.handle
         properties = {} if watermark is None else watermark.to_properties()
         transaction = self._transaction(table, is_replacement=watermark is None)
-        if properties:
+        if properties and self._has_properties:
             transaction.set_properties(properties)
         update = transaction.update_snapshot(snapshot_properties=properties)
         added_files = [self._data_file(table, file) for file in added]
@@ -221,6 +238,19 @@ class IcebergTable:
         identity = AssertTableUUID(uuid=table.metadata.table_uuid)
         with self._commit_errors():
             _SingleAttempt(self._catalog).commit_table(table, (identity, *requirements), tuple(updates))
+
+    def history(self, state: TableState) -> TableHistory:
+        """Return the history of a version."""
+        metadata: TableMetadataV2 = state.handle.metadata
+        snapshots = {snapshot.snapshot_id: snapshot for snapshot in metadata.snapshots}
+        chain = list(ancestors(snapshots, metadata.current_snapshot_id))
+        versions = [str(snapshot.snapshot_id) for snapshot in chain]
+        # Some programs remove the parent of a snapshot when the parent expires.
+        if (chain[-1].sequence_number == 1) if chain else (metadata.last_sequence_number == 0):
+            versions.append(FIRST_VERSION)
+        others = [snapshots[number] for number in snapshots.keys() - {snapshot.snapshot_id for snapshot in chain}]
+        commits = {_summary(snapshot).get(COMMIT_ID, "") for snapshot in others}
+        return TableHistory(str(metadata.table_uuid), versions or ["empty"], commits)
 
     def file_prefix(self, state: TableState) -> str:
         """Return the start of the names of data files, which is the id of the topic."""
@@ -317,7 +347,10 @@ class IcebergTable:
         for snapshot in ancestors(snapshots, metadata.current_snapshot_id):
             summary = _summary(snapshot)
             if COMMIT_ID in summary:
+                self._check_properties(metadata, snapshot)
                 return Watermark.from_properties(summary, self.name)
+        if not self._has_properties:
+            return None
         written_by = metadata.properties.get(COMMIT_ID)
         if any(_summary(snapshot).get(COMMIT_ID) == written_by for snapshot in metadata.snapshots if written_by):
             raise BadRequest(
@@ -325,6 +358,25 @@ class IcebergTable:
                 "the topic to a new table"
             )
         return Watermark.from_properties(metadata.properties, self.name)
+
+    def _check_properties(self, metadata: TableMetadata, snapshot: Snapshot) -> None:
+        """Raise `BadRequest` if the latest commit is one of a copy, but the properties do not contain its watermark.
+
+        After a rollback, the properties contain a later watermark, and the current snapshot is not the last one that
+        was added.
+        """
+        is_latest = snapshot.snapshot_id == metadata.current_snapshot_id
+        is_latest = is_latest and snapshot.sequence_number == getattr(metadata, "last_sequence_number", None)
+        commit_id = _summary(snapshot)[COMMIT_ID]
+        if self._has_properties and is_latest and metadata.properties.get(COMMIT_ID) != commit_id:
+            found = metadata.properties.get(COMMIT_ID) or "no value"
+            raise self._without_properties(f"property {COMMIT_ID} should be {commit_id}, found {found}")
+
+    def _without_properties(self, reason: str) -> BadRequest:
+        return BadRequest(
+            f"the catalog does not store the watermark in the properties of table {self.name}: {reason}; use "
+            f"{option_value('watermark', 'root')}"
+        )
 
     def _data_file(self, table: Table, file: NewFile) -> DataFile:
         """Return the manifest entry of a file."""
@@ -370,16 +422,17 @@ class IcebergTable:
         except NoSuchTableError:
             raise self._dropped() from None
         except BadRequestError as error:
-            raise BadRequest(f"the catalog rejected a commit to table {self.name}: {error_text(error)}") from None
+            raise self._rejected("commit to", error) from None
         except DENIED as error:
             raise self._denied("commit to", error) from error
         except TooManyRequestsError as error:
             raise Unavailable(f"cannot commit to table {self.name}: {error_text(error)}") from error
         except Exception as error:  # Each catalog raises errors of its own libraries.
             # The client of REST catalogs has no exception for a table that does not exist.
-            response = getattr(error.__cause__, "response", None)
-            if isinstance(error, RESTError) and getattr(response, "status_code", None) == 404:
+            if isinstance(error, RESTError) and _http_status(error) == 404:
                 raise self._dropped() from None
+            if _http_status(error) == NOT_SUPPORTED:
+                raise self._rejected("commit to", error) from None
             if sqlstate(error) in MISSING_RIGHTS:
                 raise self._denied("commit to", error) from error
             raise self._unknown(error) from error
@@ -409,8 +462,10 @@ class IcebergTable:
         except DENIED as error:
             raise self._denied(action, error) from error
         except BadRequestError as error:
-            raise BadRequest(f"cannot {action} table {self.name}: {error_text(error)}") from error
+            raise self._rejected(action, error) from error
         except Exception as error:  # Each catalog raises errors of its own libraries.
+            if _http_status(error) == NOT_SUPPORTED:
+                raise self._rejected(action, error) from error
             if sqlstate(error) in MISSING_RIGHTS:
                 raise self._denied(action, error) from error
             # pyiceberg raises a plain ValueError for a wrong property. Its subclasses are about corrupt responses.
@@ -418,15 +473,28 @@ class IcebergTable:
                 raise BadRequest(f"cannot {action} table {self.name}: {error_text(error)}") from error
             raise Unavailable(f"cannot {action} table {self.name}: {error_text(error)}") from error
 
+    def _hint(self, action: str) -> str:
+        """Return what to do if the catalog rejected a request because of the properties of the watermark."""
+        if not self._has_properties or action not in ("create", "commit to"):
+            return ""
+        return f"; if it does not allow table properties, use {option_value('watermark', 'root')}"
+
+    def _rejected(self, action: str, error: Exception) -> BadRequest:
+        return BadRequest(
+            f"the catalog rejected a request to {action} table {self.name}: {error_text(error)}{self._hint(action)}"
+        )
+
     def _denied(self, action: str, error: Exception) -> Unavailable:
-        return Unavailable(f"access denied: cannot {action} table {self.name}: {error_text(error)}", is_denied=True)
+        text = f"cannot {action} table {self.name}: {error_text(error)}{self._hint(action)}"
+        return Unavailable(f"access denied: {text}", is_denied=True)
 
     def _dropped(self) -> NotFound:
         return NotFound(f"table {self.name} was dropped during the run: run the copy again to create it")
 
     def _unknown(self, error: Exception) -> Unavailable:
-        text = error_text(error)
-        return Unavailable(f"the result of a commit to table {self.name} is unknown: {text}", is_unknown=True)
+        return Unavailable(
+            f"the result of a commit to table {self.name} is unknown: {error_text(error)}", is_unknown=True
+        )
 
 
 class _RejectedError(Exception):
@@ -516,6 +584,11 @@ def _delete_manifests(table: Table, snapshot: Snapshot) -> None:
             if file.added_snapshot_id == snapshot.snapshot_id:
                 table.io.delete(file.manifest_path)
         table.io.delete(snapshot.manifest_list)
+
+
+def _http_status(error: Exception) -> int | None:
+    """Return the HTTP status of an error of a REST catalog."""
+    return getattr(getattr(error.__cause__, "response", None), "status_code", None)
 
 
 def _summary(snapshot: Snapshot) -> dict[str, str]:

@@ -25,6 +25,7 @@ from pyiceberg.exceptions import (
 from pyiceberg.partitioning import UNPARTITIONED_PARTITION_SPEC
 from pyiceberg.table import CommitTableRequest, Table
 from pyiceberg.table.sorting import UNSORTED_SORT_ORDER
+from pyiceberg.table.update import SetPropertiesUpdate
 from pyiceberg.typedef import IcebergBaseModel
 
 Fault = Literal["lost request", "lost response", "delayed", "sent twice", "error 500", "error 503", "forbidden"]
@@ -32,6 +33,11 @@ Fault = Literal["lost request", "lost response", "delayed", "sent twice", "error
 the connection is closed after the commit. `delayed`: the connection is closed, and `RestServer.deliver` commits later.
 `sent twice`: the request is executed twice, and the second response is returned.
 """
+PropertyRule = Literal["stored", "rejected", "not implemented", "forbidden", "dropped", "dropped by commits"]
+"""What the catalog does with the properties of a watermark. `dropped by commits`: it stores those of a new table, but
+ignores changes.
+"""
+PREFIX = "sparklog."
 STATUS = {
     NoSuchNamespaceError: 404,
     NoSuchTableError: 404,
@@ -50,6 +56,7 @@ class RestServer(ThreadingHTTPServer):
         super().__init__(("127.0.0.1", 0), _Handler)
         self.catalog = catalog
         self.faults: deque[Fault] = deque()
+        self.property_rule: PropertyRule = "stored"
         self.delayed: list[CommitTableRequest] = []
         self.commits = 0
         self.after_commit: Callable[[], None] | None = None
@@ -111,6 +118,14 @@ class _NoResponseError(Exception):
     """Close the connection without a response."""
 
 
+class _RejectedPropertiesError(Exception):
+    """Reject a request that sets properties, with this HTTP status."""
+
+    def __init__(self, status: int) -> None:
+        super().__init__()
+        self.status = status
+
+
 class _Handler(BaseHTTPRequestHandler):
     server: RestServer
     protocol_version = "HTTP/1.1"
@@ -127,6 +142,8 @@ class _Handler(BaseHTTPRequestHandler):
         except _NoResponseError:
             self.close_connection = True
             return
+        except _RejectedPropertiesError as error:
+            status, result = error.status, _error(error.status, "Rejected", "table properties cannot be set")
         except tuple(STATUS) as error:
             status, result = STATUS[type(error)], _error(STATUS[type(error)], type(error).__name__, str(error))
         data = b"" if result is None else json.dumps(result).encode()
@@ -173,6 +190,11 @@ class _Handler(BaseHTTPRequestHandler):
         from pyiceberg.catalog.rest import CreateTableRequest
 
         request = CreateTableRequest.model_validate({"location": None, **json.loads(body)})
+        properties = dict(request.properties)
+        if any(name.startswith(PREFIX) for name in properties):
+            self._check_properties()
+        if self.server.property_rule == "dropped":
+            properties = {name: value for name, value in properties.items() if not name.startswith(PREFIX)}
         with self.server.lock:
             return self.server.catalog.create_table(
                 (*namespace, request.name),
@@ -180,11 +202,21 @@ class _Handler(BaseHTTPRequestHandler):
                 request.location,
                 request.partition_spec or UNPARTITIONED_PARTITION_SPEC,
                 request.write_order or UNSORTED_SORT_ORDER,
-                request.properties,
+                properties,
             )
+
+    def _check_properties(self) -> None:
+        status = {"rejected": 400, "forbidden": 403, "not implemented": 501}.get(self.server.property_rule)
+        if status is not None:
+            raise _RejectedPropertiesError(status)
 
     def _commit(self, request: CommitTableRequest) -> tuple[int, Any]:
         server = self.server
+        if any(isinstance(update, SetPropertiesUpdate) for update in request.updates):
+            self._check_properties()
+            if server.property_rule != "stored":
+                updates = [update for update in request.updates if not isinstance(update, SetPropertiesUpdate)]
+                request = request.model_copy(update={"updates": tuple(updates)})
         fault = server.faults.popleft() if server.faults else None
         if fault == "delayed":
             server.delayed.append(request)

@@ -17,6 +17,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from sparklog.errors import Conflict
+from sparklog.tables.root_watermark import FIRST_VERSION, TableHistory
 from sparklog.tables.target import NewFile, NewOutput, PartitionBy, RowChanges, TableLayout, TableState
 from sparklog.tables.watermark import Watermark
 
@@ -25,7 +26,10 @@ Step = Callable[[str], None]
 
 @dataclass(frozen=True)
 class Version:
-    """A version of a table: its rows are those of its files."""
+    """A version of a table: its rows are those of its files.
+
+    `watermark` is in the properties of the table, and `summary` in the snapshot of the version.
+    """
 
     number: int
     snapshot: int
@@ -33,6 +37,7 @@ class Version:
     partition_by: PartitionBy | None
     watermark: Watermark | None
     paths: tuple[str, ...] = ()
+    summary: Watermark | None = None
 
 
 class _File(io.BytesIO):
@@ -55,7 +60,10 @@ class MemoryCatalog:
 
     versions: list[Version] = field(default_factory=list)
     files: dict[str, bytes] = field(default_factory=dict)
+    table_id: str = "table"
     snapshots: Any = field(default_factory=lambda: itertools.count(1))
+
+    first_snapshot: int | None = None
 
     @property
     def current(self) -> Version | None:
@@ -67,7 +75,7 @@ class MemoryCatalog:
         assert current is not None
         if current.snapshot != based_on.snapshot:
             raise Conflict(f"expected snapshot {based_on.snapshot}, found {current.snapshot}")
-        return self.change(snapshot=next(self.snapshots), **changes)
+        return self.change(snapshot=next(self.snapshots), **{"summary": None, **changes})
 
     def change(self, **changes: Any) -> Version:
         """Add a version without a condition, and without a new snapshot unless `changes` contains one."""
@@ -89,22 +97,46 @@ class MemoryCatalog:
 
 
 class MemoryTable:
-    """One client of a `MemoryCatalog`. `step` is called before each request with its name, and may raise an error."""
+    """One client of a `MemoryCatalog`. `step` is called before each request with its name, and may raise an error.
 
-    def __init__(self, catalog: MemoryCatalog, name: str = "memory.t", step: Step = lambda what: None) -> None:
+    If `has_properties` is False, the watermark is not read from the properties.
+    """
+
+    def __init__(
+        self,
+        catalog: MemoryCatalog,
+        name: str = "memory.t",
+        step: Step = lambda what: None,
+        has_properties: bool = True,
+    ) -> None:
         self.catalog = catalog
         self.name = name
         self.step = step
+        self.has_properties = has_properties
 
     def load(self) -> TableState | None:
         self.step("load")
-        return None if self.catalog.current is None else self._state(self.catalog.current)
+        if self.catalog.current is None:
+            return None
+        state = self._state(self.catalog.current)
+        if self.has_properties:
+            return state
+        summaries = [version.summary for version in self.catalog.versions if version.summary is not None]
+        return replace(state, watermark=summaries[-1] if summaries else None)
+
+    def history(self, state: TableState) -> TableHistory:
+        numbers = [version for version in self.catalog.versions if version.number <= state.handle.number]
+        versions = list(dict.fromkeys(str(version.snapshot) for version in reversed(numbers)))
+        if versions[-1] == str(self.catalog.first_snapshot):
+            versions[-1] = FIRST_VERSION
+        return TableHistory(self.catalog.table_id, versions)
 
     def create(self, layout: TableLayout, watermark: Watermark) -> TableState:
         self.step("create")
         if self.catalog.current is None:
             first = Version(0, next(self.catalog.snapshots), layout.schema, layout.partition_by, watermark)
             self.catalog.versions.append(first)
+            self.catalog.first_snapshot = first.snapshot
         assert self.catalog.current is not None
         return self._state(self.catalog.current)
 
@@ -133,11 +165,11 @@ class MemoryTable:
     def append(self, state: TableState, files: Sequence[NewFile], watermark: Watermark) -> None:
         self.step("append")
         paths = (*state.handle.paths, *(file.path for file in files))
-        self.catalog.commit(state.handle, watermark=watermark, paths=paths)
+        self.catalog.commit(state.handle, watermark=watermark, summary=watermark, paths=paths)
 
     def clear(self, state: TableState, watermark: Watermark) -> None:
         self.step("clear")
-        self.catalog.commit(state.handle, watermark=watermark, paths=())
+        self.catalog.commit(state.handle, watermark=watermark, summary=watermark, paths=())
 
     def upsert(self, state: TableState, changes: RowChanges, watermark: Watermark) -> None:
         self.step("upsert")
@@ -158,7 +190,7 @@ class MemoryTable:
 
     def commit_merged(self, state: TableState, path: str, watermark: Watermark) -> None:
         try:
-            self.catalog.commit(state.handle, watermark=watermark, paths=(path,))
+            self.catalog.commit(state.handle, watermark=watermark, summary=watermark, paths=(path,))
         except Conflict:
             del self.catalog.files[path]
             raise

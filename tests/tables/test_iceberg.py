@@ -17,6 +17,7 @@ from pyiceberg.table import Table
 
 from sparklog.errors import BadRequest, Conflict, NotFound, Unavailable
 from sparklog.tables.iceberg import IcebergTable
+from sparklog.tables.root_watermark import FIRST_VERSION
 from sparklog.tables.target import NewFile, PartitionBy, TableLayout, TableState
 from sparklog.tables.watermark import Watermark
 from tests.support.rest_catalog import Fault
@@ -232,6 +233,52 @@ def test_rollback_before_the_copy_is_reported(setup: CatalogSetup, table: Iceber
     iceberg = setup.catalog.load_table(NAME)
     iceberg.manage_snapshots().rollback_to_snapshot(iceberg.snapshots()[0].snapshot_id).commit()
     with pytest.raises(BadRequest, match="rolled back"):
+        table.load()
+
+
+def test_history_ends_at_the_first_expired_snapshot(setup: CatalogSetup) -> None:
+    table = IcebergTable(setup.catalog, NAME, new_id, has_properties=False)
+    state = created(table)
+    assert state.watermark is None
+    assert table.history(state).versions == [FIRST_VERSION]
+    for number in range(1, 4):
+        table.append(state, [write(table, state, f"{number}", rows(number, 1))], watermark(number, f"commit-{number}"))
+        state = loaded(table)
+        assert state.watermark == watermark(number, f"commit-{number}")
+    iceberg = setup.catalog.load_table(NAME)
+    assert not any(name.startswith("sparklog.") for name in iceberg.properties)
+    first, second, third = (str(snapshot.snapshot_id) for snapshot in iceberg.snapshots())
+    history = table.history(state)
+    assert history.table_id == str(iceberg.metadata.table_uuid)
+    assert history.versions == [third, second, first, FIRST_VERSION]
+    iceberg.maintenance.expire_snapshots().by_id(int(first)).commit()
+    assert table.history(loaded(table)).versions == [third, second]
+    iceberg.refresh().manage_snapshots().rollback_to_snapshot(int(second)).commit()
+    history = table.history(loaded(table))
+    assert history.versions == [second]
+    assert history.other_commits == {"commit-3"}
+    expire_all(setup.catalog.load_table(NAME))
+    append_elsewhere(setup.catalog.load_table(NAME), rows(90, 1))
+    expire_all(setup.catalog.load_table(NAME))
+    assert loaded(table).watermark is None
+    assert len(table.history(loaded(table)).versions) == 1
+
+
+def test_properties_that_the_catalog_does_not_store_are_reported(rest: CatalogSetup) -> None:
+    """After a rollback, the properties differ from the summary of the current snapshot, too."""
+    assert rest.server is not None
+    table = IcebergTable(rest.catalog, NAME, new_id)
+    state = created(table)
+    for number in range(1, 3):
+        table.append(state, [], watermark(number, f"commit-{number}"))
+        state = loaded(table)
+    iceberg = rest.catalog.load_table(NAME)
+    iceberg.manage_snapshots().rollback_to_snapshot(iceberg.snapshots()[0].snapshot_id).commit()
+    state = loaded(table)
+    assert state.watermark == watermark(1, "commit-1")
+    rest.server.property_rule = "dropped by commits"
+    table.append(state, [], watermark(3, "commit-3"))
+    with pytest.raises(BadRequest, match=r"property sparklog.commit-id should be commit-3, found commit-2; use"):
         table.load()
 
 

@@ -11,6 +11,7 @@
     _maintenance/<job>/_log/00000000000000000042.json            entry 42 of the leases of a job
     _jobs/outcomes/_log/00000000000000000042.json                entry 42 of the job history
     _tables/<topic>/_log/00000000000000000042.json               entry 42 of the runs that copy a topic to tables
+    _watermarks/<id>/_log/00000000000000000042.json              entry 42 of the watermark of a table
     _root/defaults/_log/00000000000000000042.json                entry 42 of the root defaults
     _defaults/00000000000000000042.json                          copy of this entry, to detect lost defaults
     _repair/<run>/<key>                                          object that a repair replaced or set aside
@@ -66,6 +67,7 @@ GROUPS_FOLDER = "_groups"
 MAINTENANCE_FOLDER = "_maintenance"
 JOBS_FOLDER = "_jobs"
 TABLES_FOLDER = "_tables"
+WATERMARKS_FOLDER = "_watermarks"
 ROOT_FOLDER = "_root"
 DEFAULTS_FOLDER = "_defaults"
 """The directory of the copy of the latest root defaults entry. The copy is stored in a separate directory, so that the

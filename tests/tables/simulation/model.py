@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -22,9 +22,10 @@ from sparklog.errors import BadRequest, Conflict, NotFound, SparklogError, Unava
 from sparklog.log.topic.root import Root, RootView, open_root
 from sparklog.maintenance.work_items import T, WorkItem
 from sparklog.tables.copy import IN_PROCESS, TableCopy, TableCopyOptions
+from sparklog.tables.root_watermark import RootWatermarkTable
 from sparklog.tables.rows import RowOptions
 from sparklog.tables.slices import SliceWork
-from sparklog.tables.target import NewFile, NewOutput, RowChanges, TableLayout, TableState
+from sparklog.tables.target import NewFile, NewOutput, RowChanges, TableLayout, TableState, TargetTable
 from sparklog.tables.watermark import Watermark
 from sparklog.testing.faulty_store import Crash, Decide
 from sparklog.transactions.producer import transactional
@@ -114,8 +115,8 @@ class FaultyCatalog:
 class FaultyTable(MemoryTable):
     """The table as one process sees it."""
 
-    def __init__(self, faulty: FaultyCatalog, actor: Actor, name: str) -> None:
-        super().__init__(faulty.catalog, name)
+    def __init__(self, faulty: FaultyCatalog, actor: Actor, name: str, has_properties: bool = True) -> None:
+        super().__init__(faulty.catalog, name, has_properties=has_properties)
         self.faulty = faulty
         self.actor = actor
 
@@ -180,7 +181,9 @@ class SimulatedTasks:
 
 @dataclass
 class CopyRun(SimulatedRun):
-    """One simulated run with the profile `append` or `upsert`."""
+    """One simulated run with the profile `append` or `upsert`, or with one of the profiles `root append` and `root
+    upsert`, in which the watermarks of tables are in the root.
+    """
 
     numbers: Counter[str] = field(default_factory=Counter)
     committed: list[int] = field(default_factory=list)
@@ -195,9 +198,17 @@ class CopyRun(SimulatedRun):
     PROFILES = ("append", "upsert")
     STREAM = "table copies"
 
+    @property
+    def is_upsert(self) -> bool:
+        return self.profile in ("upsert", "root upsert")
+
+    @property
+    def is_in_root(self) -> bool:
+        return self.profile in ("root append", "root upsert")
+
     def draw(self) -> None:
-        is_upsert = self.draw_profile() == "upsert"
-        source = self.source
+        self.draw_profile()
+        is_upsert, source = self.is_upsert, self.source
         rate = source.choice([0.0, 0.05, 0.15])
         kinds = source.choice(
             [
@@ -207,6 +218,7 @@ class CopyRun(SimulatedRun):
             ]
         )
         self.table, self.quarantine = FaultyCatalog(self, rate, kinds), FaultyCatalog(self, rate, kinds)
+        self.quarantine.catalog.table_id = "quarantine"
         setup = self.world.spawn("setup", lambda actor: None)
         root = open_root(self.world.store, create=True, env=setup.env)
         root.create_topic(TOPIC, partitions=PARTITIONS, configs=COMPACTED if is_upsert else {})
@@ -214,38 +226,51 @@ class CopyRun(SimulatedRun):
         kinds_of_store = source.choice([(), ERRORS, ERRORS + CRASHES])
         for number in range(2):
             self.spawn(f"producer-{number}", producer(self, 12))
-            decide = self.seeded_faults(f"copy-{number}", [0.01, 0.03], kinds_of_store)
+            rates = [0.03, 0.1] if self.is_in_root else [0.01, 0.03]
+            decide = self.seeded_faults(f"copy-{number}", rates, kinds_of_store)
             self.spawn(f"copy-{number}", copier(self, decide, 12))
-        self.spawn("other", other_program(self, 8))
+        self.spawn("other", other_program(self, self.table.catalog, 24 if self.is_in_root else 8))
+        if self.is_in_root:
+            self.spawn("other-quarantine", other_program(self, self.quarantine.catalog, 8))
         self.spawn("topic", compactor(self, 3) if is_upsert else retention(self, 4))
         if self.profile == REJECTED:
             self.spawn("rejected copies", rejected_copier(self, 5))
 
     def options(self, source: Any) -> TableCopyOptions:
-        if self.profile == "upsert":
+        if self.is_upsert:
             return TableCopyOptions(UPSERT, max_offsets=source.choice([4, 1000]))
         return TableCopyOptions(ROWS, bad_records="quarantine", max_offsets=source.choice([4, 1000]))
 
     def table_copy(self, root: Root, actor: Actor) -> TableCopy:
-        table = FaultyTable(self.table, actor, "t")
-        quarantine = FaultyTable(self.quarantine, actor, "q") if self.profile != "upsert" else None
+        tables = [
+            self.located(FaultyTable(faulty, actor, name, has_properties=not self.is_in_root), root)
+            for faulty, name in ((self.table, "t"), (self.quarantine, "q"))
+        ]
+        quarantine = None if self.is_upsert else tables[1]
         runner = IN_PROCESS if self.task_failures is None else SimulatedTasks(self, actor, self.task_failures)
-        copy = TableCopy(RootView(root), TOPIC, table, self.options(actor.random), quarantine, actor.note, runner)
+        copy = TableCopy(RootView(root), TOPIC, tables[0], self.options(actor.random), quarantine, actor.note, runner)
         copy.min_slice_records = 1
         return copy
+
+    def located(self, table: MemoryTable, root: Root, resume_offsets: Mapping[int, int] | None = None) -> TargetTable:
+        """Return a table whose watermark is where the profile says."""
+        return RootWatermarkTable(table, root, resume_offsets) if self.is_in_root else table
 
     def check_result(self) -> None:
         self.land_late_requests()
         for faulty in (self.table, self.quarantine):
             faulty.land(1.0)
         root = self.outsider("end")
-        table, quarantine = (MemoryTable(faulty.catalog) for faulty in (self.table, self.quarantine))
+        tables = []
+        for catalog in (self.table.catalog, self.quarantine.catalog):
+            # A user finds the copied offsets in the rows. Here, they are in the properties, which the copy ignores.
+            current = catalog.current
+            copied = current.watermark.next_offsets if current is not None and current.watermark is not None else None
+            tables.append(self.located(MemoryTable(catalog, has_properties=not self.is_in_root), root, copied))
         options = self.options(self.source)
-        TableCopy(
-            RootView(root), TOPIC, table, options, quarantine if self.profile != "upsert" else None
-        ).copy_existing()
+        TableCopy(RootView(root), TOPIC, tables[0], options, None if self.is_upsert else tables[1]).copy_existing()
         rows = self.table.catalog.rows().to_pylist()
-        if self.profile == "upsert":
+        if self.is_upsert:
             latest = {
                 int(row["key"]): json.loads(row["value"])["n"]
                 for row in pa.table(root.topic(TOPIC).table(columns=["key", "value"])).to_pylist()
@@ -285,7 +310,7 @@ def producer(run: CopyRun, rounds: int) -> Body:
                     continue
                 transaction.commit()
             run.committed += numbers
-            run.bad += [number for number in numbers if number % 7 == 0 and run.profile != "upsert"]
+            run.bad += [number for number in numbers if number % 7 == 0 and not run.is_upsert]
 
     return body
 
@@ -298,7 +323,7 @@ def batch(run: CopyRun, actor: Actor) -> tuple[list[int], pa.Table]:
     keys = [actor.random.randrange(KEYS) for _ in numbers]
     values: list[bytes | None] = []
     for number, key in zip(numbers, keys, strict=True):
-        if run.profile == "upsert":
+        if run.is_upsert:
             values.append(None if actor.random.random() < 0.2 else json.dumps({"n": number, "k": key}).encode())
         else:
             values.append(b"bad %d" % number if number % 7 == 0 else json.dumps({"n": number, "k": key}).encode())
@@ -326,6 +351,12 @@ def copier(run: CopyRun, decide: Decide, rounds: int) -> Body:
                 except (Unavailable, Conflict, NotFound) as error:
                     actor.note(f"copy: {error.code} {error}")
                     run.count(f"copy {type(error).__name__}")
+                except BadRequest as error:
+                    if "resume_offsets" not in str(error):
+                        raise
+                    actor.note(f"copy: {error}")
+                    run.count("unresolved commits")
+                    return
 
         restarted(run, actor, life)
 
@@ -359,15 +390,17 @@ def rejected_copier(run: CopyRun, rounds: int) -> Body:
     return body
 
 
-def other_program(run: CopyRun, rounds: int) -> Body:
+def other_program(run: CopyRun, catalog: CheckedCatalog, rounds: int) -> Body:
     """Compact the files of the table, change its metadata, and expire its versions."""
 
     def body(actor: Actor) -> None:
-        catalog = run.table.catalog
         for number in range(rounds):
-            actor.sleep(actor.random.uniform(0.0, 4.0))
+            actor.sleep(actor.random.uniform(0.0, 1.0 if run.is_in_root else 4.0))
             current = catalog.current
             if current is None:
+                continue
+            if run.is_in_root and not (current.watermark and current.watermark.commit_id):
+                # A table that another program changes before the first commit of a copy belongs to that program.
                 continue
             action = actor.random.choice(["compact", "metadata", "expire"])
             if action == "compact":

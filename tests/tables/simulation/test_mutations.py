@@ -4,20 +4,22 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
 import pyarrow as pa
 import pytest
 
-from sparklog.errors import Conflict, Unavailable
+from sparklog.errors import Conflict, SparklogError, Unavailable
 from sparklog.log.journal.clocks import Env
-from sparklog.tables import commits, copy, quarantine
+from sparklog.tables import commits, copy, quarantine, root_watermark
 from sparklog.tables.commits import load_again
 from sparklog.tables.copy import OffsetInterval, TableCopy
 from sparklog.tables.data_files import DataFileWriter
 from sparklog.tables.latest import LatestRows
 from sparklog.tables.quarantine import Quarantine
+from sparklog.tables.root_watermark import RootWatermarkTable
 from sparklog.tables.slices import SliceRows
 from sparklog.tables.target import NewFile, TableState, TargetTable
 from sparklog.tables.watermark import TopicSnapshot, Watermark
@@ -213,6 +215,53 @@ def the_first_record_of_a_key_wins(patch: Patch) -> None:
     patch.setattr(LatestRows, "add", add)
 
 
+def a_pending_watermark_is_written_after_the_commit(patch: Patch) -> None:
+    """The entry of a commit is written when the table contains the commit."""
+
+    def append(self: RootWatermarkTable, state: TableState, files: Sequence[NewFile], watermark: Watermark) -> None:
+        self._table.append(state.handle.state, files, watermark)
+        self._begin(state, watermark)
+        root_watermark._complete(state.handle.log, watermark)
+
+    patch.setattr(RootWatermarkTable, "append", append)
+
+
+def an_unresolved_commit_is_repeated(patch: Patch) -> None:
+    """If the history has expired, the commit is assumed to have failed."""
+    patch.setattr(RootWatermarkTable, "_resumed", lambda self, watermark, pending: watermark)
+
+
+def an_unresolved_commit_is_skipped(patch: Patch) -> None:
+    """If the history has expired, the commit is assumed to have succeeded."""
+    patch.setattr(RootWatermarkTable, "_resumed", lambda self, watermark, pending: pending)
+
+
+def a_successful_commit_replaces_any_pending_one(patch: Patch) -> None:
+    """The entry after a commit is written even if another run has begun to commit."""
+
+    def complete(log: Any, watermark: Watermark) -> None:
+        properties = watermark.to_properties()
+        with suppress(SparklogError):
+            log.write(lambda entry: replace(entry, watermark=properties, pending={}, based_on=""))
+
+    patch.setattr(root_watermark, "_complete", complete)
+
+
+def a_failed_commit_removes_its_pending_watermark(patch: Patch) -> None:
+    """The entry of a commit is removed if another commit came first."""
+    real = RootWatermarkTable.append
+
+    def append(self: RootWatermarkTable, state: TableState, files: Sequence[NewFile], watermark: Watermark) -> None:
+        try:
+            real(self, state, files, watermark)
+        except Conflict:
+            with suppress(SparklogError):
+                state.handle.log.write(lambda entry: replace(entry, pending={}, based_on=""))
+            raise
+
+    patch.setattr(RootWatermarkTable, "append", append)
+
+
 @broken_rules(
     BrokenRule(the_library_retries_a_commit, "append", SEEDS, first=2),
     BrokenRule(the_watermark_is_not_compared, "append", SEEDS),
@@ -228,6 +277,11 @@ def the_first_record_of_a_key_wins(patch: Patch) -> None:
     BrokenRule(a_slice_is_skipped, "append", SEEDS),
     BrokenRule(deleted_keys_are_forgotten, "upsert", SEEDS),
     BrokenRule(the_first_record_of_a_key_wins, "upsert", SEEDS),
+    BrokenRule(a_pending_watermark_is_written_after_the_commit, "root append", SEEDS, first=1),
+    BrokenRule(an_unresolved_commit_is_repeated, "root append", SEEDS, first=2),
+    BrokenRule(an_unresolved_commit_is_skipped, "root append", SEEDS, first=5),
+    BrokenRule(a_successful_commit_replaces_any_pending_one, "root append", SEEDS, first=93),
+    BrokenRule(a_failed_commit_removes_its_pending_watermark, "root append", SEEDS, first=2),
 )
 def test_broken_rule_is_detected(rule: BrokenRule, monkeypatch: Patch) -> None:
     COPIES.assert_fails(rule, monkeypatch)

@@ -29,6 +29,16 @@ COPIES = Simulation(CopyRun, "tests/tables/simulation/test_simulation.py")
         per_seed=dict.fromkeys(("commits", "copied records"), 1),
         at_least={"rejected copies": 1},
     ),
+    *(
+        Sweep(
+            f"copies {profile}",
+            numbers.TABLE_COPIES_IN_ROOT,
+            profile=profile,
+            per_seed=dict.fromkeys(("commits", "copied records"), 1),
+            at_least=dict.fromkeys(("conflicts", "lost responses", "compacted", "crashes"), 1),
+        )
+        for profile in ("root append", "root upsert")
+    ),
 )
 def test_each_record_is_copied_once(sweep: Sweep, seeds: range) -> None:
     assert COPIES.sweep(sweep, seeds)
