@@ -12,6 +12,7 @@ import sparklog as library
 from sparklog.doctor.job_checks import check_jobs
 from sparklog.groups.lag import Groups
 from sparklog.maintenance.leases import JobLease
+from sparklog.maintenance.table_runs import CopiedRecords, TableRunRecorder
 from tests.cli.conftest import Sparklog
 
 KAFKA = Path(__file__).parents[2] / "examples" / "data" / "kafka-log-dir"
@@ -57,6 +58,36 @@ def test_jobs_shows_runs_in_progress(sparklog: Sparklog, filled: Path) -> None:
     assert "is working on orders" in sparklog("jobs").lines[-1]
     (running,) = json.loads(sparklog("jobs", "--json").out)["running"]
     assert (running["job"], running["topics"], running["alive"]) == ("retain", ["orders"], True)
+
+
+def test_jobs_shows_runs_that_copy_topics_to_tables(sparklog: Sparklog, filled: Path) -> None:
+    root = library.open(filled)
+    assert "TABLE" not in sparklog("jobs").out
+
+    def recorder(table: str) -> TableRunRecorder:
+        return TableRunRecorder(root, "orders", "to-iceberg", table, lambda: CopiedRecords(1234, 1, 2))
+
+    for _ in range(2):
+        with recorder("s.good"):
+            pass
+    with pytest.raises(library.NotFound), recorder("s.bad"):
+        raise library.NotFound("no catalog")
+    heading, bad, good = sparklog("jobs").lines[-3:]
+    assert heading.split() == ["TOPIC", "JOB", "TABLE", "STATE", "LAST-SUCCESS", "SECONDS", "RECORDS", "WHY"]
+    assert bad.split()[:5] == ["orders", "to-iceberg", "s.bad", "failed", "never"]
+    assert bad.endswith("1,234  no catalog [SPARKLOG_NOT_FOUND]")
+    assert good.split()[:4] == ["orders", "to-iceberg", "s.good", "ok"]
+    assert "s.good" not in sparklog("jobs", "--topic", "clicks").out
+    heading, *runs = sparklog("jobs", "--runs").lines[-4:]
+    assert heading.split()[-5:] == ["RECORDS", "BAD-RECORDS", "COMMITS", "STATE", "WHY"]
+    assert [line.split()[4] for line in runs] == ["s.bad", "s.good", "s.good"]
+    document = json.loads(sparklog("jobs", "--json").out)
+    assert [(table["run"]["table"], table["state"]) for table in document["tables"]] == [
+        ("s.bad", "failed"),
+        ("s.good", "ok"),
+    ]
+    assert document["tables"][1]["run"]["copied"] == {"records": 1234, "badRecords": 1, "commits": 2}
+    assert len(document["tableRuns"]) == 3
 
 
 def test_jobs_rejects_kafka_directories_and_backups(sparklog: Sparklog, filled: Path, tmp_path: Path) -> None:

@@ -17,6 +17,7 @@ import pyarrow.parquet as pq
 import pytest
 
 import sparklog
+from sparklog.maintenance.table_runs import read_table_runs
 from tests.datasource.live_delta import Driver, avro_jars
 from tests.datasource.streams import forget_commit
 from tests.kafka_tools import Missing
@@ -116,6 +117,18 @@ def test_raw_records_are_appended_once(driver: Driver, tmp_path: Path) -> None:
     case.append((b"later", b"1"))
     fine(case.run())
     assert len(read(case.table)) == 101
+
+
+def test_runs_are_recorded_in_the_root(driver: Driver, tmp_path: Path) -> None:
+    case = Case(driver, tmp_path, "--max-offsets-per-trigger", "2")
+    case.append(*((b"k", b"%d" % number) for number in range(4)), partitions=1)
+    fine(case.run())
+    fine(case.run())
+    runs = read_table_runs(sparklog.open(case.root), ["orders"], [])["orders"].runs
+    assert [(run.job, run.table, run.copied.records, run.copied.commits, run.failure) for run in runs] == [
+        ("to-delta", str(case.table), 4, 2, ""),
+        ("to-delta", str(case.table), 0, 0, ""),
+    ]
 
 
 def test_an_upsert_is_a_dictionary(driver: Driver, tmp_path: Path) -> None:
