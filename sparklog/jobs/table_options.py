@@ -28,7 +28,7 @@ from sparklog.jobs.stop_signals import StopSignals
 from sparklog.log.journal.names import check_topic_name
 from sparklog.log.read.topic_scan import OffsetSpec, Position
 from sparklog.log.state.view import LogView
-from sparklog.maintenance.table_runs import TableRunRecorder
+from sparklog.maintenance.table_runs import UPDATE_MS, TableRunRecorder
 from sparklog.opening import open_view, resolve
 from sparklog.output import StatusLine, log
 from sparklog.tables.copy import CopyReport, TableCopy, TableCopyOptions
@@ -258,8 +258,14 @@ class TableJob(RowsJob):
             pause_ms = self.interval_ms
         else:
             pause_ms = min(self.interval_ms, view.poll_interval_ms)
-        recorder.update()
-        signals.sleep(view.env.sleep, max(0.0, (pause_ms - elapsed_ms()) / 1000))
+        remaining_ms = pause_ms - elapsed_ms()
+        while True:
+            # The record of a run is updated during a long pause, too.
+            recorder.update()
+            signals.sleep(view.env.sleep, max(0.0, min(remaining_ms, UPDATE_MS) / 1000))
+            remaining_ms -= UPDATE_MS
+            if remaining_ms <= 0:
+                return
 
 
 class Upkeep:

@@ -449,6 +449,31 @@ def test_runs_are_recorded_in_the_root(root: Root, catalog: SqlCatalog, tmp_path
     assert "the value is not a JSON object" in runs[0].failure
 
 
+def test_run_is_running_during_a_long_pause(
+    catalog: SqlCatalog, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world = World()
+    root = world.root()
+    root.create_topic("orders")
+    append(root, {"0": "x"})
+    states = []
+
+    def sleep(seconds: float) -> None:
+        world.now_ms += round(seconds * 1000)
+        run = read_table_runs(root, ["orders"], [])["orders"].runs[-1]
+        states.append(run.state_at(world.now_ms))
+        if len(states) == 8:
+            raise KeyboardInterrupt
+
+    view = RootView(root)
+    monkeypatch.setattr(view, "env", replace(view.env, sleep=sleep))
+    monkeypatch.setattr(TableJob, "open", lambda _: view)
+    assert to_iceberg.main(words(tmp_path, "--follow", "--interval", "1h")) == INTERRUPTED
+    assert states == ["running"] * 8
+    run = read_table_runs(root, ["orders"], [])["orders"].runs[-1]
+    assert (run.state_at(world.now_ms), run.copied.records, run.took_ms >= 60 * 60_000) == ("interrupted", 1, True)
+
+
 def test_read_only_root_does_not_fail_the_copy(
     root: Root, catalog: SqlCatalog, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
