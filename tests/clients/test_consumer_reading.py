@@ -385,3 +385,20 @@ def test_queued_commits_run_in_order_in_the_next_call(world: ConsumerWorld) -> N
     assert consumer.group.log.refresh().number == before + 4
     with pytest.raises(BadRequest, match="is closed"):
         consumer.commit_async()
+
+
+def test_positions_are_those_of_the_returned_records(world: ConsumerWorld) -> None:
+    world.topic("a").append({"value": [str(number) for number in range(9)], "partition": [0, 1, 1] * 3})
+    consumer = reader(world, topics="a", consumer_timeout_ms=0, enable_auto_commit=False)
+    expected = {A0: 0, A1: 0}
+    for count, record in enumerate(consumer, start=1):
+        expected[record.topic, record.partition] = record.offset + 1
+        if count % 4 == 0:
+            assert {pair: consumer.position(*pair) for pair in expected} == expected
+            consumer.commit()
+            committed = world.committed()
+            assert {pair: committed[pair] for pair in expected} == expected
+        if count == 6:
+            consumer.seek(*A1, 2)
+            expected[A1] = 2
+    assert consumer.positions() == {"a": {0: 3, 1: 6}}

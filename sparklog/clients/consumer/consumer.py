@@ -335,10 +335,11 @@ class Consumer(PartitionReader, GroupConsumer):
         records.
         """
         while True:
-            while (record := self._next_in_chunk()) is None:
-                if not await self._read_chunk_in_thread():
-                    return
-            yield record
+            # Yield from `_records` itself, because the program may seek or poll during the iteration.
+            while (record := next(self._records, None)) is not None:
+                yield record
+            if not await self._read_chunk_in_thread():
+                return
 
     async def _read_chunk_in_thread(self) -> bool:
         import asyncio  # Most programs that use a consumer do not need the module.

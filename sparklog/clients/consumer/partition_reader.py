@@ -11,8 +11,10 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import repeat
+from operator import length_hint
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 
 from sparklog.arguments import NAME, NUMBER, SECONDS, TIME, checked
@@ -30,6 +32,7 @@ from sparklog.clients.consumer.subscribed_topics import SubscribedTopics
 from sparklog.common.settings import ValueType
 from sparklog.common.times import warn_of_seconds
 from sparklog.errors import BadRequest
+from sparklog.format.arrow_numpy import fixed_values
 from sparklog.format.checkpoint_files import TopicPartition
 from sparklog.groups.group import Group
 from sparklog.log.state.view import Bounds, TimestampOffset
@@ -61,7 +64,7 @@ class ConsumerRecord:
 
 
 def records_of(batch: pa.RecordBatch) -> Iterator[ConsumerRecord]:
-    """Yield the rows of a batch as records. Each column is converted in one call."""
+    """Yield the rows of a batch of one topic as records. Each column is converted in one call."""
     return map(
         ConsumerRecord,
         *(_values(batch, name) for name in ("topic", "partition", "offset", "timestamp", "timestampType")),
@@ -73,13 +76,38 @@ def _values(batch: pa.RecordBatch, name: str) -> Iterator[Any]:
     if name not in batch.schema.names:
         return repeat(None, batch.num_rows)
     column = batch.column(name)
+    if name == "topic":
+        return repeat(column[0].as_py(), batch.num_rows)
     if name == "timestamp":
-        column = column.cast(pa.int64())
-    elif name == "headers":
+        # The batches of a reader do not contain null timestamps.
+        return iter(fixed_values(column, np.int64).tolist())
+    if name == "headers":
         if column.null_count == len(column):
             return repeat((), batch.num_rows)
         return ([(header["key"], header["value"]) for header in row or ()] for row in column.to_pylist())
     return iter(column.to_pylist())
+
+
+class BatchIteration:
+    """An iteration over the records of a batch."""
+
+    def __init__(self, batch: pa.RecordBatch) -> None:
+        self._batch = batch
+        # The length hint of a list iterator is the number of records that it has not returned yet.
+        self.records = iter(list(records_of(batch)))
+        self._taken = 0
+
+    def unread(self) -> pa.RecordBatch:
+        """Return the rows that the iteration has not returned yet."""
+        return self._batch.slice(self._returned())
+
+    def take_returned(self) -> pa.RecordBatch:
+        """Return the rows that the iteration has returned since the previous call."""
+        start, self._taken = self._taken, self._returned()
+        return self._batch.slice(start, self._taken - start)
+
+    def _returned(self) -> int:
+        return int(self._batch.num_rows) - length_hint(self.records)
 
 
 TIMES = ValueType(
@@ -103,10 +131,9 @@ class PartitionReader(ABC):
         self._positions = Positions()
         self._starts = StartingPositions(self._topics, group, options["auto_offset_reset"], self.isolation)
         self._fetcher = PositionFetcher(self._positions, self._starts, options["columns"])
-        # The current batch of an iteration. The rows starting at `_row` have not been returned yet.
-        self._chunk: pa.RecordBatch | None = None
+        self._iteration: BatchIteration | None = None
+        """The iteration over the current batch."""
         self._records: Iterator[ConsumerRecord] = iter(())
-        self._row = 0
         self._closed = False
         self._process = os.getpid()
 
@@ -174,17 +201,11 @@ class PartitionReader(ABC):
 
     def __next__(self) -> ConsumerRecord:
         """Return the next record. Wait up to `consumer_timeout_ms` for the record."""
-        while (record := self._next_in_chunk()) is None:
+        record = next(self._records, None)
+        while record is None:
             if not self._read_chunk():
                 raise StopIteration
-        return record
-
-    def _next_in_chunk(self) -> ConsumerRecord | None:
-        """Return the next record of the current batch of an iteration, and advance the position."""
-        record = next(self._records, None)
-        if record is not None:
-            self._row += 1
-            self._positions.next[record.topic, record.partition] = record.offset + 1
+            record = next(self._records, None)
         return record
 
     def _read_chunk(self) -> bool:
@@ -198,17 +219,26 @@ class PartitionReader(ABC):
         batches = self._poll(float("inf") if timeout_ms is None else timeout_ms / 1000, max_records)
         if not batches:
             return False
-        self._chunk, *rest = batches
+        chunk, *rest = batches
         for batch in reversed(rest):
             self._fetcher.put_back(batch)
-        self._records, self._row = records_of(self._chunk), 0
+        self._iteration = BatchIteration(chunk)
+        self._records = self._iteration.records
+        self._positions.take_returned = self._iteration.take_returned
         return True
 
     def _return_chunk(self) -> None:
         """Return the unread rows of an iteration to the fetcher, so that the next `poll` returns these rows."""
-        if self._chunk is not None and self._row < self._chunk.num_rows:
-            self._fetcher.put_back(self._chunk.slice(self._row))
-        self._chunk, self._records = None, iter(())
+        if self._iteration is not None and (unread := self._iteration.unread()).num_rows:
+            self._fetcher.put_back(unread)
+        self._end_iteration()
+
+    def _end_iteration(self) -> None:
+        """Advance the positions to the end of the returned rows, and drop the other rows."""
+        if self._iteration is not None:
+            self._positions.move_after_returned()
+            self._positions.take_returned = None
+        self._iteration, self._records = None, iter(())
 
     @checked(partitions=PAIRS)
     def pause(self, *partitions: TopicPartition) -> None:
@@ -346,7 +376,7 @@ class PartitionReader(ABC):
         self._positions.next.update(positions)
 
     def _drop_read(self) -> None:
-        self._chunk, self._records = None, iter(())
+        self._end_iteration()
         self._fetcher.drop()
 
     # -- offsets of any partitions, including partitions that this consumer does not read

@@ -65,10 +65,24 @@ class Positions:
         self.paused: set[TopicPartition] = set()
         self.deleted_topics: frozenset[str] = frozenset()
         """Deleted topics of which partitions may still be assigned. They are not read, and no offsets are committed."""
-        self.next: dict[TopicPartition, int] = {}
-        """The next offset to return in each assigned partition."""
+        self.take_returned: Callable[[], pa.RecordBatch] | None = None
+        """A function that returns the rows that an iteration has returned since the previous call. The positions after
+        these rows are computed when they are required instead of for each record.
+        """
+        self._next: dict[TopicPartition, int] = {}
         self.committed: dict[TopicPartition, int] = {}
         """The committed offsets of the group that are known to this consumer."""
+
+    @property
+    def next(self) -> dict[TopicPartition, int]:
+        """The next offset to return in each assigned partition."""
+        self.move_after_returned()
+        return self._next
+
+    def move_after_returned(self) -> None:
+        """Advance the positions to the end of the rows that an iteration has returned."""
+        if self.take_returned is not None and (rows := self.take_returned()).num_rows:
+            self.move_after(rows)
 
     def topics(self) -> list[str]:
         """Return the topics to read."""
@@ -115,7 +129,7 @@ class Positions:
         # The offsets of a partition increase, so the last row of a partition has its highest offset.
         last, first = np.unique(partitions[::-1], return_index=True)
         for partition, offset in zip(last.tolist(), offsets[::-1][first].tolist(), strict=True):
-            self.next[topic, partition] = offset + 1
+            self._next[topic, partition] = offset + 1
 
     def by_topic(self) -> dict[str, dict[int, int]]:
         """Return the next offset to read, by topic and partition, without deleted topics."""
