@@ -12,6 +12,8 @@ module instead of `pyspark.daemon`, and is the only way to replace the daemons o
   daemon has imported.
 * **Output**: Spark reads the port of the daemon from the standard output of the daemon, so the output of imports is
   redirected to the standard error.
+* **Memory**: Packages that a worker does not need still count towards a limit of its address space. If a limit is set,
+  the daemon imports nothing.
 * **Errors**: If an import fails, the worker imports the module again and reports the error to Spark.
 * **Garbage collection**: `pyspark.daemon` collects garbage after each call of a worker. The collector skips objects
   that existed before the fork.
@@ -25,6 +27,9 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from importlib import import_module
+
+MEMORY_LIMITS = ("PYSPARK_EXECUTOR_MEMORY_MB", "PYSPARK_PLANNER_MEMORY_MB")
+"""Environment variables with the limits of `spark.executor.pyspark.memory` and of planning."""
 
 _SOURCE = "sparklog.datasource.data_source"
 _WRITING = ("pyarrow", "zstandard", _SOURCE, "sparklog.datasource.writer")
@@ -54,8 +59,9 @@ IMPORTS = {
 
 def main() -> None:
     """Run the daemon. The first argument is the module of the workers, as for `pyspark.daemon`."""
-    with _output_to_stderr():
-        preload(sys.argv[1])
+    if not any(name in os.environ for name in MEMORY_LIMITS):
+        with _output_to_stderr():
+            preload(sys.argv[1])
     from pyspark.daemon import manager
 
     manager()

@@ -17,7 +17,7 @@ import pyarrow as pa
 import pytest
 
 import sparklog
-from sparklog.datasource.worker_daemon import IMPORTS, TASKS
+from sparklog.datasource.worker_daemon import IMPORTS, MEMORY_LIMITS, TASKS
 from sparklog.format.kernels.warm import warm_up
 from tests.datasource.spark_session import LAUNCHING, REPOSITORY
 
@@ -52,13 +52,14 @@ def read(stream: socket.socket, size: int) -> bytes:
 
 
 @contextmanager
-def daemon(command: list[str | Path], folder: Path) -> Iterator[int]:
+def daemon(command: list[str | Path], folder: Path, **environment: str) -> Iterator[int]:
     """Run a daemon whose workers run `WORKER`. Yield its port, as Spark reads it."""
     (folder / "pyspark_probe.py").write_text(WORKER)
     environ = os.environ | {
         "PYTHONPATH": os.pathsep.join([str(folder), str(REPOSITORY)]),
         "PYTHON_WORKER_FACTORY_SECRET": "secret",
         "PYTHONUNBUFFERED": "YES",
+        **environment,
     }
     pipe = subprocess.PIPE
     with subprocess.Popen([*command, "pyspark_probe"], env=environ, stdin=pipe, stdout=pipe, stderr=pipe) as process:
@@ -94,6 +95,14 @@ def test_workers_start_with_imported_packages_and_random_states_of_their_own(tmp
     assert isinstance(randoms[0], list)
     assert isinstance(randoms[1], list)
     assert not set(randoms[0]) & set(randoms[1])
+
+
+@pytest.mark.parametrize("limit", MEMORY_LIMITS)
+def test_nothing_is_imported_if_memory_is_limited(tmp_path: Path, limit: str) -> None:
+    """`setrlimit` counts the address space of all imported packages."""
+    command = [sys.executable, "-m", "sparklog.datasource.worker_daemon"]
+    with daemon(command, tmp_path, **{limit: "512"}) as port:
+        assert facts_of_worker(port)["frozen"] is False
 
 
 PRELOAD = """
