@@ -124,3 +124,36 @@ def test_commands(url: str, tmp_path: Path) -> None:
     run("produce", "orders", *words, "--value-schema", schema, "--file", lines)
     run("produce", "orders", *words, "--file", lines)
     assert run("consume", "orders", *words) == '{"cents": "5"}\n' * 2
+
+
+@pytest.mark.parametrize(
+    ("name", "schema_type", "schemas"),
+    [("avro", "AVRO", AVRO), ("json-schema", "JSON", JSON), ("protobuf", "PROTOBUF", PROTOBUF)],
+)
+def test_references_and_message_types_of_commands(
+    url: str, tmp_path: Path, name: str, schema_type: str, schemas: Any
+) -> None:
+    def run(*arguments: object) -> str:
+        result = invoke(arguments, {"SPARKLOG_ROOT": str(tmp_path / "root")})
+        assert result.exit_code == 0, result.stderr
+        return result.stdout
+
+    library.open(tmp_path / "root", create=True)
+    (subject, text, _), (_, order, references) = schemas
+    topic, schema, lines = f"refs-{name}", tmp_path / "order", tmp_path / "lines"
+    SchemaRegistry(url).subject(subject).register(text, schema_type)
+    refs = json.dumps([dict(zip(("name", "subject", "version"), each, strict=True)) for each in references])
+    schema.write_text(order)
+    lines.write_text('{"price": {"cents": "5"}}\n' if name == "protobuf" else '{"price": {"cents": 5}}\n')
+    words = ("--value-format", name, "--schema-registry", url, "--file", lines)
+    run("produce", topic, *words, "--value-schema", schema, "--value-refs", refs)
+    run("produce", topic, *words, "--value-schema", schema, "--value-refs", refs, "--no-auto-register")
+    run("produce", topic, *words)
+    assert run("consume", topic, *words[:-2]) == lines.read_text() * 3
+    assert SchemaRegistry(url).subject(f"{topic}-value").versions() == [1]
+    if name == "protobuf":
+        schema.write_text(order.replace("message Order", "message First {} message Order"))
+        run(
+            "produce", "several", *words, "--value-schema", schema, "--value-refs", refs, "--value-message", "s.Order"
+        )  # fmt: skip
+        assert run("consume", "several", *words[:-2]) == lines.read_text()
