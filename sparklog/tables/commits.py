@@ -78,6 +78,7 @@ def commit_interval(
     try:
         while True:
             was_unknown, is_unknown = is_unknown, True
+            failure: Unavailable | None = None
             try:
                 commit(state)
                 is_committed = True
@@ -86,6 +87,7 @@ def commit_interval(
                 is_unknown = was_unknown or error.is_unknown
                 if error.is_denied:
                     raise
+                failure = error
             except Conflict:
                 is_unknown = was_unknown
             except SparklogError:
@@ -99,6 +101,8 @@ def commit_interval(
             if state.watermark != base.watermark or not is_same_layout:
                 return False
             if not backoff.wait():
+                if failure is not None:
+                    raise failure
                 raise Conflict(
                     f"{backoff.tries + 1} attempts to commit to table {target.name} failed, because other programs "
                     "changed the table at the same time: run the copy again"

@@ -64,7 +64,7 @@ from pyiceberg.types import BinaryType, IntegerType, LongType, StringType
 
 from sparklog.errors import BadRequest, Conflict, NotFound, SparklogError, Unavailable
 from sparklog.tables import iceberg_schema
-from sparklog.tables.iceberg_catalog import catalog_properties, error_text, sqlstate
+from sparklog.tables.iceberg_catalog import READ_ONLY, catalog_properties, error_text, sqlstate
 from sparklog.tables.merge import ExistingFile, batch_rows, commit_upsert
 from sparklog.tables.option_names import option_value
 from sparklog.tables.root_watermark import FIRST_VERSION, TableHistory
@@ -88,7 +88,7 @@ NOT_SUPPORTED = 501
 """The HTTP status of a request that a REST catalog does not support."""
 ROLLED_BACK = ("40001", "40P01")
 """SQLSTATEs of transactions that were certainly rolled back: serialization failure, deadlock."""
-MISSING_RIGHTS = ("25006", "42501")
+MISSING_RIGHTS = (READ_ONLY, "42501")
 """SQLSTATEs of statements that the role or the server may not execute: read-only transaction, missing privilege."""
 DENIED = (AuthorizationExpiredError, ForbiddenError, OAuthError, PermissionError, UnauthorizedError)
 

@@ -13,6 +13,11 @@ from sparklog.tables.option_names import option_name
 if TYPE_CHECKING:
     from pyiceberg.catalog import Catalog
 
+READ_ONLY = "25006"
+"""SQLSTATE of a write in a read-only transaction."""
+SQLITE_READ_ONLY = "attempt to write a readonly database"
+"""The message of SQLite, which has no SQLSTATEs."""
+
 
 def open_catalog(name: str | None, properties: Mapping[str, str]) -> Catalog:
     """Load a catalog.
@@ -78,6 +83,8 @@ def error_text(error: BaseException | None) -> str:
 def sqlstate(error: Exception) -> str | None:
     """Return the code of an error of a database, as defined in the SQL standard, or None if it has no code."""
     cause = getattr(error, "orig", None)
+    if str(cause) == SQLITE_READ_ONLY:
+        return READ_ONLY
     return getattr(cause, "pgcode", None) or getattr(cause, "sqlstate", None)
 
 

@@ -166,6 +166,19 @@ def test_conflicts_end_after_ten_minutes() -> None:
     assert commit.world.now_ms - started <= RETRY_MS + 10_000
 
 
+def test_failures_end_after_ten_minutes_with_the_last_error() -> None:
+    commit = Commit()
+
+    def fail() -> None:
+        raise Unavailable("the disk of the catalog is full", is_unknown=True)
+
+    commit.attempts = [fail] * 1000
+    with pytest.raises(Unavailable, match="the disk of the catalog is full"):
+        commit.run()
+    # A delayed request may still commit the files.
+    assert commit.discarded == 0
+
+
 def test_table_is_loaded_again_until_the_catalog_responds() -> None:
     commit, failures = Commit(), [Unavailable("busy")] * 3
 

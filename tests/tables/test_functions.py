@@ -10,7 +10,7 @@ import pytest
 
 import sparklog
 from sparklog import formats
-from sparklog.errors import BadRequest, NotFound
+from sparklog.errors import BadRequest, NotFound, Unavailable
 from sparklog.tables.iceberg_catalog import open_catalog, table_identifier
 from sparklog.tables.target import PartitionBy, parse_partition_by
 from tests.support.servers import schema_registry
@@ -35,6 +35,19 @@ def test_topic_is_copied_to_an_iceberg_table(tmp_path: Path) -> None:
     assert [(row["id"], row["name"], row["_offset"]) for row in rows] == [(1, "a", 0), (2, "b", 1), (3, None, 3)]
     (bad,) = catalog.load_table("shop.t_quarantine").scan().to_arrow().to_pylist()
     assert (bad["offset"], bad["value"], bad["reason"]) == (2, b"x", "the value is not a JSON object")
+
+
+def test_read_only_database_of_a_catalog_is_a_missing_right(tmp_path: Path) -> None:
+    topic = sparklog.open(tmp_path / "log", create=True).create_topic("t")
+    for number in range(2):
+        topic.append(pa.table({"value": [b"%d" % number]}))
+        if not number:
+            sparklog.to_iceberg(topic.root, "t", "shop.t", catalog=properties(tmp_path))
+    read_only = {**properties(tmp_path), "uri": f"sqlite:///file:{tmp_path}/catalog.db?mode=ro&uri=true"}
+    with pytest.raises(Unavailable, match=r"access denied: cannot commit to table shop.t: attempt to write") as error:
+        sparklog.to_iceberg(topic.root, "t", "shop.t", catalog=read_only)
+    assert error.value.is_denied
+    assert sparklog.to_iceberg(topic.root, "t", "shop.t", catalog=properties(tmp_path)).records == 1
 
 
 def test_upsert_replaces_and_deletes_rows(tmp_path: Path) -> None:
