@@ -167,7 +167,7 @@ def readers(root: sparklog.Root, broker: str | None) -> dict[str, Callable[[int]
     found: dict[str, Callable[[int], float]] = {"sparklog": partial(read_sparklog, root)}
     if broker is not None:
         for name, module, read in (
-            ("confluent", "confluent_kafka", read_confluent), ("kafka-python", "kafka", read_kafka_python)
+            ("confluent-kafka", "confluent_kafka", read_confluent), ("kafka-python", "kafka", read_kafka_python)
         ):  # fmt: skip
             if find_spec(module) is not None:
                 found[name] = partial(read, broker)

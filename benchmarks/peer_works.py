@@ -255,13 +255,21 @@ def server_works(setting: Setting) -> Iterator[Work]:
 
         about = "A Python producer sends single values of 100 bytes with zstd and a linger of 50 ms"
         yield Work("producer", about, records, {name: send(producer) for name, producer in sends.items()})
+        address = broker.address if broker is not None and "confluent-kafka" in sends else None
         # librdkafka looks for its broker for as long as a producer is there.
         sends.pop("sparklog").producer.close()
         sends.clear()
+        # The producers have sent the records at least twice.
+        reads: Variants = {name: _read(read, records) for name, read in bench_producer.readers(root, address).items()}
+        yield Work("consumer", "A Python program iterates over single records of 100 bytes", records, reads)
         if broker is None:
             return
         server = stack.enter_context(bench_serve.sparklog_server(setting.folder / "served"))
         yield from _tool_works(broker, [server, bench_serve.Served("kafka", broker.address, broker.pid)], records)
+
+
+def _read(read: Callable[[int], float], records: int) -> Callable[[], Timing]:
+    return lambda: Timing(read(records))
 
 
 def _tool_works(broker: Broker, servers: list[bench_serve.Served], records: int) -> Iterator[Work]:
