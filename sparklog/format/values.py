@@ -42,6 +42,8 @@ RowName = Callable[[int], str]
 Step = Callable[[pa.Array], pa.Array]
 MAX_SHOWN_BYTES = 40
 """Maximum number of bytes of an invalid value that an error message shows."""
+RANGE_ROWS = 128
+"""Number of rows that are searched for invalid rows together."""
 
 
 NAMES = {"string": "a string in UTF-8", "hex": "hexadecimal digits, two per byte", "json": "JSON"}
@@ -132,7 +134,8 @@ def apply_step(step: Step, column: pa.Array | pa.ChunkedArray, row_name: RowName
 def valid_step(step: Step, column: pa.Array | pa.ChunkedArray, expected: str) -> tuple[pa.Array, dict[int, str]]:
     """Apply a function to the valid rows of a column. Return the results, and the reason for each invalid row.
 
-    The function is applied once to a column without invalid rows. Otherwise, the invalid rows are found by bisection.
+    The function is applied once to a column without invalid rows. Otherwise, it is applied to ranges of the column, and
+    the invalid rows of a range are found by bisection.
     """
     if isinstance(column, pa.ChunkedArray):
         first, parts = 0, []
@@ -154,7 +157,9 @@ def valid_step(step: Step, column: pa.Array | pa.ChunkedArray, expected: str) ->
 
 def invalid_rows(step: Step, column: pa.Array, expected: str) -> dict[int, str]:
     """Return the reason for each row of a column for which a function fails."""
-    reasons, ranges = {}, [(0, len(column))]
+    reasons = {}
+    # Bisection of the entire column would apply the function several times to almost all rows.
+    ranges = [(low, min(low + RANGE_ROWS, len(column))) for low in range(0, len(column), RANGE_ROWS)][::-1]
     while ranges:
         low, high = ranges.pop()
         if low == high or (reason := _failure(step, column.slice(low, high - low))) is None:

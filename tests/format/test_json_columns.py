@@ -71,6 +71,9 @@ def test_values_become_a_column(kind: pa.DataType, values: list[Any], expected: 
         (pa.bool_(), 1, "expected true or false, found 1"),
         (pa.string(), 1, "expected a string, found 1"),
         (pa.decimal128(4, 2), "x", "expected a number, found 'x'"),
+        (pa.decimal128(4, 2), "1_0", "expected a number, found '1_0'"),
+        (pa.decimal128(4, 2), " 1", "expected a number, found ' 1'"),
+        (pa.decimal128(4, 2), "NaN", "expected a number, found 'NaN'"),
         (pa.struct([("a", pa.int64())]), [["a", 1]], 'expected an object, found [["a", 1]]'),
         (pa.list_(pa.int64()), {"a": 1}, 'expected an array, found {"a": 1}'),
         (pa.map_(pa.string(), pa.int64()), [["a", 1]], "expected an object"),
@@ -93,6 +96,38 @@ def test_json_is_decoded_to_the_given_type_or_rejected() -> None:
     assert invalid[1].endswith("(expected an integer, found 1.5)")
     with pytest.raises(BadRequest, match="row 0: expected JSON, found 23 bytes"):
         formats.decode(pa.array([b"123456789012345678901234"[:23]]), "json")
+
+
+def test_invalid_rows_of_a_long_column() -> None:
+    texts = [b'{"a": 1}'] * 1000
+    bad = {0: b"x", 127: b'{"a": "1"}', 128: b'{"a": 40000}', 130: b"[]", 999: b"{"}
+    for row, text in bad.items():
+        texts[row] = text
+    values, invalid = formats.open_format("json").decode_valid(pa.array(texts), PARSED)
+    assert sorted(invalid) == sorted(bad)
+    assert values.to_pylist() == [
+        None if row in bad else {"a": 1, "b": None, "c": None, "d": None} for row in range(1000)
+    ]
+
+
+DIGITS = "1234567890.123456789012345678"
+
+
+@pytest.mark.parametrize("text", [DIGITS, f"-{DIGITS}", "12345678901234567890", "0.1", "1.50", "1e2", "1E-3", '"2.25"'])
+def test_decimals_are_exact(text: str) -> None:
+    kinds = [("d", pa.decimal128(38, 18)), ("l", pa.list_(pa.decimal128(38, 18))), ("f", pa.float64())]
+    values = decode_json(pa.array([f'{{"d": {text}, "l": [{text}], "f": 0.5}}'.encode()]), pa.struct(kinds))
+    number = Decimal(text.strip('"'))
+    assert values.to_pylist() == [{"d": number, "l": [number], "f": 0.5}]
+    assert decode_json(pa.array([text]), kinds[0][1]).to_pylist() == [number]
+
+
+def test_decimals_with_too_many_digits_are_rejected() -> None:
+    kind = pa.struct([("d", pa.decimal128(38, 17)), ("n", pa.int64()), ("f", pa.float64())])
+    rows = pa.array([b'{"d": 1.5, "n": 2.0, "f": 1}', f'{{"d": {DIGITS}}}'.encode(), b'{"n": 1.5}', b'{"f": "1"}'])
+    values, invalid = formats.open_format("json").decode_valid(rows, kind)
+    assert (values.to_pylist(), sorted(invalid)) == ([{"d": Decimal("1.5"), "n": 2, "f": 1.0}, *[None] * 3], [1, 2, 3])
+    assert invalid[2].endswith("(expected an integer, found 1.5)")
 
 
 PARSED = pa.struct(
@@ -134,21 +169,23 @@ def test_decoding_does_not_depend_on_the_parser(texts: list[str | None]) -> None
         return json_column([None if text is None else loads(text) for text in texts], PARSED)
 
     column = pa.array([None if text is None else text.encode() for text in texts], pa.binary())
-    try:
-        expected = values()
-    except (ValueError, pa.ArrowException):
-        with pytest.raises((ValueError, pa.ArrowException)):
-            decode_json(column, PARSED)
-        return
-    decoded = decode_json(column, PARSED)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("sparklog.format.json_columns.MIN_PARSED_ROWS", 0)
+        try:
+            expected = values()
+        except (ValueError, pa.ArrowException):
+            with pytest.raises((ValueError, pa.ArrowException)):
+                decode_json(column, PARSED)
+            return
+        decoded = decode_json(column, PARSED)
     decoded.validate(full=True)
     assert (decoded.type, repr(decoded.to_pylist())) == (PARSED, repr(expected.to_pylist()))
 
 
 def test_typical_objects_are_parsed_by_arrow(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sparklog.format.json_columns.json_column", None)
-    column = pa.array([b'{"a":1,"c":["x",null],"other":{"a":2}}', None, b"{}"])
-    expected = [{"a": 1, "b": None, "c": ["x", None], "d": None}, None, dict.fromkeys("abcd")]
+    column = pa.array([b'{"a":1,"c":["x",null],"other":{"a":2}}', None, b"{}"] * 30)
+    expected = [{"a": 1, "b": None, "c": ["x", None], "d": None}, None, dict.fromkeys("abcd")] * 30
     assert decode_json(column, PARSED).to_pylist() == expected
 
 
