@@ -374,7 +374,7 @@ class DeltaLakeTable:
 
     def _schema(self, columns: Sequence[pa.Field]) -> Schema:
         # The library would convert unsigned integers to signed integers of the same width.
-        unsigned = next((column for column in columns if pa.types.is_unsigned_integer(column.type)), None)
+        unsigned = next((column for column in columns if _contains_unsigned(column.type)), None)
         if unsigned is not None:
             raise BadRequest(f"Delta tables do not support column '{unsigned.name}' of type {unsigned.type}")
         try:
@@ -522,6 +522,11 @@ def _buckets(column: pa.Array, buckets: int) -> pa.Array:
         column = pc.cast(column, pa.string())
     numbers = bucket_for_value(column, buckets)
     return pa.array(numbers, pa.int32(), mask=numbers < 0)
+
+
+def _contains_unsigned(kind: pa.DataType) -> bool:
+    inner = (kind.field(index).type for index in range(kind.num_fields))
+    return pa.types.is_unsigned_integer(kind) or any(map(_contains_unsigned, inner))
 
 
 def _text(error: BaseException) -> str:
