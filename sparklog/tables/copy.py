@@ -38,7 +38,7 @@ from sparklog.maintenance.work_items import InProcess
 from sparklog.storage.retries import SETTLE_MS, Backoff
 from sparklog.tables.commits import commit_interval, load_again, load_when_available
 from sparklog.tables.ddl import type_name
-from sparklog.tables.latest import LatestRows
+from sparklog.tables.latest import LatestRows, TooManyChanges
 from sparklog.tables.option_names import option_name, option_value
 from sparklog.tables.quarantine import Quarantine
 from sparklog.tables.rows import NewColumns, RowOptions, missing_columns, row_decoder
@@ -53,14 +53,21 @@ from sparklog.tables.slices import (
     SliceRows,
     SliceRunner,
     SliceWork,
-    TooManyChanges,
     divide,
 )
-from sparklog.tables.target import PartitionBy, Partitioning, TableLayout, TableState, TargetTable, UpsertEffect
+from sparklog.tables.target import (
+    ChangeSet,
+    PartitionBy,
+    Partitioning,
+    TableLayout,
+    TableState,
+    TargetTable,
+    depends_on_keys,
+)
 from sparklog.tables.watermark import Mode, NewTopic, TopicSnapshot, Watermark, check_watermark
 
 UPSERT_BYTES = 96 << 20
-"""Maximum size in memory of the changes of an interval."""
+"""Maximum size in memory of the changes that are merged together."""
 IN_PROCESS = InProcess()
 _LOG = logging.getLogger("sparklog.tables")
 
@@ -245,9 +252,10 @@ class TableCopy:
             self._check_changed(source, error)
         except NewColumns as error:
             self._grown(state, error.schema)
-        except TooManyChanges:
+        except TooManyChanges as error:
             records = sum(stored.records for stored in self._view.stored(interval.ranges))
-            self._max_offsets = max(1, min(records, self._max_offsets) // 2)
+            fitting = min(records, self._max_offsets, error.records * self._runner.parallelism)
+            self._max_offsets = max(1, fitting * 3 // 4)
         return True
 
     # -- the topic
@@ -341,7 +349,12 @@ class TableCopy:
                 )
 
     def _limited(self, ranges: Sequence[OffsetRange]) -> list[OffsetRange]:
-        """Return ranges with at most `_max_offsets` records: the same share of each partition, at least one record."""
+        """Return ranges with at most `_max_offsets` records: the same share of each partition, at least one record.
+
+        If the changes of fewer records do not fit in memory, some partitions are omitted.
+        """
+        if self._max_offsets < self._options.max_offsets:
+            ranges = ranges[: self._max_offsets]
         stored = self._view.stored(ranges)
         total = sum(part.records for part in stored)
         if total <= self._max_offsets:
@@ -469,19 +482,21 @@ class TableCopy:
         slices = self._run_slices(state, interval)
         if slices is None:
             return
-        latest = LatestRows(self._decoder.keys, state.schema)
-        for part in slices:
-            if part.latest is not None:
-                latest.extend(part.latest)
-                part.latest = None
-        changes = latest.changes()
-        counted = self._counts(slices)
-        counted.rows = changes.rows.num_rows
+        with self._latest(slices, state) as latest:
+            changes = ChangeSet(latest.changes())
 
-        def commit(current: TableState) -> None:
-            self._target.upsert(current, changes, interval.after)
+            def commit(current: TableState) -> None:
+                self._target.upsert(current, changes, interval.after)
 
-        self._commit(state, interval, commit, lambda: None, counted, changes.effect)
+            self._commit(state, interval, commit, lambda: None, self._counts(slices), changes)
+
+    def _latest(self, slices: Sequence[SliceRows], state: TableState) -> LatestRows:
+        latest, *others = [part.latest for part in slices if part.latest is not None] or [
+            LatestRows(self._decoder.keys, state.schema, UPSERT_BYTES)
+        ]
+        for other in others:
+            latest.extend(other)
+        return latest
 
     def _run_slices(self, state: TableState, interval: OffsetInterval) -> list[SliceRows] | None:
         """Return the rows of all slices of an interval, after quarantining its bad records. Return None if another run
@@ -524,6 +539,8 @@ class TableCopy:
         if not interval.ranges:
             return []
         target, version = self._target.for_tasks(state)
+        # The driver can only read a temporary file of its own process.
+        is_split = isinstance(self._runner, InProcess) and depends_on_keys(self._target, state, self._decoder.keys)
         plans = self._plans(interval.ranges)
         return [
             SliceWork(
@@ -536,6 +553,7 @@ class TableCopy:
                 state=version,
                 topic_id=interval.after.topic_id,
                 max_changes=UPSERT_BYTES // len(plans),
+                is_split=is_split,
                 max_bad=BAD_RECORD_BYTES // len(plans),
                 batch_bytes=self.batch_bytes,
                 env=self._env,
@@ -545,6 +563,9 @@ class TableCopy:
 
     def _discard(self, slices: Sequence[SliceRows]) -> None:
         """Delete the files of slices, which no commit contains."""
+        for part in slices:
+            if part.latest is not None:
+                part.latest.close()
         if paths := [file.path for part in slices for file in part.files]:
             self._target.delete_files(paths)
 
@@ -581,11 +602,13 @@ class TableCopy:
         commit: Callable[[TableState], None],
         discard: Callable[[], None],
         counted: CopyReport,
-        effect: UpsertEffect | None = None,
+        changes: ChangeSet | None = None,
     ) -> None:
         if commit_interval(self._target, state, interval.after, commit, discard, self._env):
-            if effect is not None:
-                counted.deleted, counted.files, counted.file_bytes = effect.deleted, effect.files, effect.file_bytes
+            if changes is not None:
+                effect = changes.effect
+                counted.rows, counted.deleted = effect.rows, effect.deleted
+                counted.files, counted.file_bytes = effect.files, effect.file_bytes
             self.report.add(counted)
             self.report.commits += 1
             self.report.next_offsets = interval.after.next_offsets

@@ -46,8 +46,8 @@ from sparklog.errors import BadRequest, Conflict, NotFound, SparklogError, Unava
 from sparklog.format.key_hash import bucket_for_value
 from sparklog.log.journal.clocks import Env
 from sparklog.tables.delta_files import partition_text, statistics
-from sparklog.tables.merge import ExistingFile, batch_rows, commit_upsert
-from sparklog.tables.target import NewFile, NewOutput, PartitionBy, RowChanges, TableLayout, TableState
+from sparklog.tables.merge import ExistingFile, commit_upsert, read_batches
+from sparklog.tables.target import ChangeSet, NewFile, NewOutput, PartitionBy, TableLayout, TableState
 from sparklog.tables.watermark import COMMIT_ID, KEYS, Watermark
 
 PARTITION_BY = "sparklog.partition-by"
@@ -152,7 +152,7 @@ class DeltaLakeTable:
     def append(self, state: TableState, files: Sequence[NewFile], watermark: Watermark) -> None:
         self.commit(state, files, (), watermark)
 
-    def upsert(self, state: TableState, changes: RowChanges, watermark: Watermark) -> None:
+    def upsert(self, state: TableState, changes: ChangeSet, watermark: Watermark) -> None:
         commit_upsert(self, state, changes, watermark, self._env.new_id())
 
     def clear(self, state: TableState, watermark: Watermark) -> None:
@@ -264,7 +264,7 @@ class DeltaLakeTable:
             with stream, pq.ParquetFile(stream) as parquet:
                 stored = set(parquet.schema_arrow.names)
                 present = [name for name in columns if name in stored]
-                for rows in parquet.iter_batches(batch_rows(parquet.metadata), columns=present):
+                for rows in read_batches(parquet, present):
                     yield pa.RecordBatch.from_arrays(
                         [
                             rows.column(field.name).cast(field.type)

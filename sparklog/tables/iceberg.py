@@ -65,10 +65,10 @@ from pyiceberg.types import BinaryType, IntegerType, LongType, StringType
 from sparklog.errors import BadRequest, Conflict, NotFound, SparklogError, Unavailable
 from sparklog.tables import iceberg_schema
 from sparklog.tables.iceberg_catalog import READ_ONLY, catalog_properties, error_text, sqlstate
-from sparklog.tables.merge import ExistingFile, batch_rows, commit_upsert
+from sparklog.tables.merge import ExistingFile, commit_upsert, read_batches
 from sparklog.tables.option_names import option_value
 from sparklog.tables.root_watermark import FIRST_VERSION, TableHistory
-from sparklog.tables.target import NewFile, NewOutput, RowChanges, TableLayout, TableState
+from sparklog.tables.target import ChangeSet, NewFile, NewOutput, TableLayout, TableState
 from sparklog.tables.watermark import COMMIT_ID, Watermark
 
 TABLE_PROPERTIES = {
@@ -199,7 +199,7 @@ class IcebergTable:
     def append(self, state: TableState, files: Sequence[NewFile], watermark: Watermark) -> None:
         self.commit(state, files, (), watermark)
 
-    def upsert(self, state: TableState, changes: RowChanges, watermark: Watermark) -> None:
+    def upsert(self, state: TableState, changes: ChangeSet, watermark: Watermark) -> None:
         commit_upsert(self, state, changes, watermark, self._new_id())
 
     def clear(self, state: TableState, watermark: Watermark) -> None:
@@ -303,7 +303,7 @@ class IcebergTable:
             with table.io.new_input(file.path).open() as stream, pq.ParquetFile(stream) as parquet:
                 names = _names_in_file(table, parquet.schema_arrow, schema)
                 present = [name for name in names if name is not None]
-                for rows in parquet.iter_batches(batch_rows(parquet.metadata), columns=present):
+                for rows in read_batches(parquet, present):
                     arrays = [
                         pa.nulls(rows.num_rows, field.type) if name is None else rows.column(name).cast(field.type)
                         for name, field in zip(names, schema, strict=True)

@@ -47,9 +47,6 @@ class MaintainedTable(MergeTable, Protocol):
     def load(self) -> TableState | None:
         """Return the current version, or None if the table does not exist."""
 
-    def key_columns(self, state: TableState) -> Sequence[str]:
-        """Return the columns whose statistics an upsert needs, as far as they are known."""
-
     def file_prefix(self, state: TableState) -> str:
         """Return the start of the names of data files."""
 
@@ -74,7 +71,7 @@ def merge_small_files(
             continue
         prefix = f"{table.file_prefix(state)}-merged-{new_id()}"
         files_in_order = sorted(merged, key=_first_position)
-        merge = compact_files(table, state, files_in_order, table.key_columns(state), prefix)
+        merge = compact_files(table, state, files_in_order, prefix)
         try:
             table.replace_files(state, merge.added, merge.removed)
         except Conflict:

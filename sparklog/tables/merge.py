@@ -11,15 +11,17 @@ Only files with changed keys are rewritten (copy-on-write), so readers need no d
 If a partition has many small files, they are rewritten together, so that the number of files stays small even if each
 upsert only adds new keys.
 
-Files are read and written one batch at a time, so memory does not depend on the size of the table.
+The changes of one partition are in memory. Files are read and written one batch at a time, so memory does not depend on
+the size of the table.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Protocol
 
 import numpy as np
@@ -29,11 +31,25 @@ import pyarrow.parquet as pq
 
 from sparklog.errors import SparklogError, Unavailable
 from sparklog.tables.data_files import FILE_BYTES, MAX_OPEN_FILES, ROW_GROUP_BYTES, parquet_writer
-from sparklog.tables.target import NewFile, NewOutput, RowChanges, TableState
+from sparklog.tables.target import (
+    ChangeSet,
+    NewFile,
+    NewOutput,
+    Partitioned,
+    RowChanges,
+    TableState,
+    UpsertEffect,
+    depends_on_keys,
+    rows_by_partition,
+)
 from sparklog.tables.watermark import Watermark
 
 BATCH_BYTES = 16 << 20
-MAX_BATCH_ROWS = 1 << 17
+MAX_BATCH_ROWS = 1 << 14
+"""Maximum number of rows that are read together. Values that are repeated in a file can be many times larger in memory.
+"""
+KEY_BYTES = 32 << 20
+"""Size in memory of the keys of a file that are compared with the changed keys together."""
 SMALL_FILE_BYTES = 32 << 20
 MAX_SMALL_FILES = 8
 """Maximum number of files per partition that are smaller than `SMALL_FILE_BYTES`."""
@@ -61,10 +77,8 @@ class ExistingFile:
     handle: Any = field(default=None, compare=False, repr=False)
 
 
-class MergeTable(Protocol):
+class MergeTable(Partitioned, Protocol):
     """The access of a merge to a table."""
-
-    def partition_values(self, state: TableState, rows: pa.RecordBatch) -> pa.RecordBatch: ...
 
     def open_output(self, state: TableState, name: str) -> NewOutput: ...
 
@@ -78,14 +92,14 @@ class MergeTable(Protocol):
         Without a watermark, the new files contain the same rows as the removed files.
         """
 
-    def partition_columns(self, state: TableState) -> Sequence[str]:
-        """Return the columns from which the partition values are computed."""
+    def key_columns(self, state: TableState) -> Sequence[str]:
+        """Return the columns whose statistics an upsert needs, as far as they are known."""
 
     def existing_files(self, state: TableState) -> Sequence[ExistingFile]:
         """Return the data files of a version."""
 
     def read_file(self, state: TableState, file: ExistingFile, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
-        """Yield the rows of a file with the types of the schema of `state`. Repeated reads yield the same batches."""
+        """Yield the rows of a file, in order, with the types of the schema of `state`."""
 
 
 @dataclass
@@ -95,9 +109,10 @@ class Merge:
     added: list[NewFile] = field(default_factory=list)
     removed: list[ExistingFile] = field(default_factory=list)
     deleted: int = 0
+    rows: int = 0
 
 
-def merge_changes(table: MergeTable, state: TableState, changes: RowChanges, prefix: str) -> Merge:
+def merge_changes(table: MergeTable, state: TableState, changes: ChangeSet, prefix: str) -> Merge:
     """Write the files that contain the changed rows and the other rows of the affected files.
 
     If an error occurs, the new files are deleted.
@@ -109,22 +124,64 @@ def merge_changes(table: MergeTable, state: TableState, changes: RowChanges, pre
         prefix: The start of the names of new files. It must be different for each call.
     """
     merge = Merge()
-    with _Writer(table, state, changes.deleted.schema.names, prefix, merge.added) as writer:
-        for group in _groups(table, state, changes):
-            _merge_group(table, state, group, writer, merge)
-            writer.close()
+    files: dict[tuple[Any, ...] | None, list[ExistingFile]] = {}
+    for file in table.existing_files(state):
+        files.setdefault(file.partition_values, []).append(file)
+    # A file with another partitioning can contain keys of all parts of the changes, but is rewritten once.
+    other_files = files.pop(None, [])
+    other_masks: dict[str, pa.BooleanArray] = {}
+    with _Writer(table, state, prefix, merge.added) as writer:
+        for part in changes.parts:
+            merge.rows += part.rows.num_rows
+            _merge_part(table, state, part, files, writer, merge)
+            if other_files:
+                _add_changed_rows(table, state, part, other_files, other_masks, merge)
+            # Do not retain the part while the next one is read.
+            del part
+        _rewrite(table, state, other_files, lambda file: other_masks.get(file.path), writer, merge)
+        writer.close()
     return merge
 
 
-def commit_upsert(table: MergeTable, state: TableState, changes: RowChanges, watermark: Watermark, new_id: str) -> None:
+def _merge_part(
+    table: MergeTable,
+    state: TableState,
+    part: RowChanges,
+    files: Mapping[tuple[Any, ...] | None, Sequence[ExistingFile]],
+    writer: _Writer,
+    merge: Merge,
+) -> None:
+    for group in _groups(table, state, part, files):
+        _rewrite(table, state, group.files, partial(_changed_rows, table, state, group.keys, merge), writer, merge)
+        for rows in group.rows.to_batches():
+            writer.write(rows, group.values)
+        writer.close()
+
+
+def _add_changed_rows(
+    table: MergeTable,
+    state: TableState,
+    part: RowChanges,
+    files: Sequence[ExistingFile],
+    masks: dict[str, pa.BooleanArray],
+    merge: Merge,
+) -> None:
+    """Mark the rows of files whose key is in a part of the changes."""
+    keys = _ChangedKeys(part.keys, part.deleted)
+    for file in files:
+        mask = _changed_rows(table, state, keys, merge, file)
+        if mask is not None:
+            masks[file.path] = pc.or_(mask, masks.get(file.path, mask))
+
+
+def commit_upsert(table: MergeTable, state: TableState, changes: ChangeSet, watermark: Watermark, new_id: str) -> None:
     """Merge changes with a version, and commit the files and the watermark.
 
     If the commit raises an error other than an unknown outcome, the new files are deleted.
     """
     merge = merge_changes(table, state, changes, f"{watermark.topic_id}-{new_id}")
-    effect = changes.effect
-    effect.deleted, effect.files = merge.deleted, len(merge.added)
-    effect.file_bytes = sum(file.nbytes for file in merge.added)
+    file_bytes = sum(file.nbytes for file in merge.added)
+    changes.effect = UpsertEffect(merge.deleted, len(merge.added), file_bytes, merge.rows)
     try:
         table.commit(state, merge.added, merge.removed, watermark)
     except SparklogError as error:
@@ -135,17 +192,15 @@ def commit_upsert(table: MergeTable, state: TableState, changes: RowChanges, wat
         raise
 
 
-def compact_files(
-    table: MergeTable, state: TableState, files: Sequence[ExistingFile], keys: Sequence[str], prefix: str
-) -> Merge:
-    """Write the rows of files to as few files as possible, with statistics of the key columns.
+def compact_files(table: MergeTable, state: TableState, files: Sequence[ExistingFile], prefix: str) -> Merge:
+    """Write the rows of files to as few files as possible.
 
     If an error occurs, the new files are deleted.
     """
     merge = Merge(removed=list(files))
-    with _Writer(table, state, keys, prefix, merge.added) as writer:
+    with _Writer(table, state, prefix, merge.added) as writer:
         for file in files:
-            _copy(table, state, file, table.read_file(state, file, state.schema.names), writer)
+            _copy(table, state, file, None, writer)
         writer.close()
     return merge
 
@@ -162,85 +217,97 @@ class _Group:
     """
 
     keys: _ChangedKeys
-    values: tuple[Any, ...] | None
+    values: tuple[Any, ...]
     rows: pa.Table
     files: Sequence[ExistingFile]
 
 
-def _groups(table: MergeTable, state: TableState, changes: RowChanges) -> Iterator[_Group]:
-    names = changes.deleted.schema.names
-    keys = pa.concat_tables([changes.rows.select(names), changes.deleted])
+def _groups(
+    table: MergeTable,
+    state: TableState,
+    changes: RowChanges,
+    files: Mapping[tuple[Any, ...] | None, Sequence[ExistingFile]],
+) -> Iterator[_Group]:
+    keys = changes.keys
     if not len(keys):
         return
-    files: dict[tuple[Any, ...] | None, list[ExistingFile]] = {}
-    for file in table.existing_files(state):
-        files.setdefault(file.partition_values, []).append(file)
     rows = rows_by_partition(table, state, changes.rows)
-    if set(table.partition_columns(state)) <= set(names):
+    if depends_on_keys(table, state, keys.schema.names):
+        changed = {}
         for values, index in rows_by_partition(table, state, keys).items():
             deleted = index.filter(pc.greater_equal(index, len(changes.rows)))
-            changed = _ChangedKeys(keys.take(index), keys.take(deleted))
-            yield _Group(changed, values, changes.rows.take(rows.get(values, NO_ROWS)), files.get(values, ()))
+            changed[values] = _ChangedKeys(keys.take(index), keys.take(deleted))
     else:
-        changed = _ChangedKeys(keys, changes.deleted)
-        for values in dict.fromkeys([*rows, *(known for known in files if known is not None)]):
-            yield _Group(changed, values, changes.rows.take(rows.get(values, NO_ROWS)), files.get(values, ()))
-    if None in files:
-        yield _Group(_ChangedKeys(keys, changes.deleted), None, changes.rows.slice(0, 0), files[None])
+        all_keys = _ChangedKeys(keys, changes.deleted)
+        changed = {values: all_keys for values in (*rows, *files) if values is not None}
+    for values, changed_keys in changed.items():
+        index = rows.get(values, NO_ROWS)
+        new_rows = changes.rows if len(index) == len(changes.rows) else changes.rows.take(index)
+        yield _Group(changed_keys, values, new_rows, files.get(values, ()))
 
 
 NO_ROWS = pa.array([], pa.int64())
 
 
-def rows_by_partition(table: MergeTable, state: TableState, rows: pa.Table) -> dict[tuple[Any, ...], pa.Array]:
-    """Return the indices of the rows of each combination of partition values."""
-    if not len(rows):
-        return {}
-    [batch] = rows.combine_chunks().to_batches()
-    values = table.partition_values(state, batch)
-    index = pa.array(np.arange(len(rows)))
-    if not values.num_columns:
-        return {(): index}
-    names = [f"v{number}" for number in range(values.num_columns)]
-    numbered = pa.table([*values.columns, index], names=[*names, "row"])
-    groups = numbered.group_by(names, use_threads=False).aggregate([("row", "list")])
-    combinations = groups.select(names).to_pylist()
-    return {
-        tuple(combination[name] for name in names): part.values
-        for combination, part in zip(combinations, groups["row_list"], strict=True)
-    }
-
-
-def _merge_group(table: MergeTable, state: TableState, group: _Group, writer: _Writer, merge: Merge) -> None:
-    small = [file for file in group.files if file.nbytes < SMALL_FILE_BYTES]
-    for file in group.files:
-        masks: list[pa.BooleanArray] = []
-        if group.keys.may_be_in(file):
-            for keys in table.read_file(state, file, group.keys.names):
-                masks.append(group.keys.matches(keys))
-                merge.deleted += group.keys.deleted_rows(keys, masks[-1])
-        has_changes = any(mask.true_count for mask in masks)
-        if not has_changes and (file not in small or len(small) <= MAX_SMALL_FILES):
-            continue
-        batches = table.read_file(state, file, state.schema.names)
-        if has_changes:
-            batches = (rows.filter(pc.invert(mask)) for rows, mask in zip(batches, masks, strict=True))
-        _copy(table, state, file, batches, writer)
-        merge.removed.append(file)
-    if group.values is not None:
-        for rows in group.rows.to_batches():
-            writer.write(rows, group.values)
+def _rewrite(
+    table: MergeTable,
+    state: TableState,
+    files: Sequence[ExistingFile],
+    changed_rows: Callable[[ExistingFile], pa.BooleanArray | None],
+    writer: _Writer,
+    merge: Merge,
+) -> None:
+    """Write the other rows of files that contain changed rows, and all rows of small files if there are many."""
+    small = [file for file in files if file.nbytes < SMALL_FILE_BYTES]
+    for file in files:
+        mask = changed_rows(file)
+        if mask is not None or (file in small and len(small) > MAX_SMALL_FILES):
+            _copy(table, state, file, mask, writer)
+            merge.removed.append(file)
 
 
 def _copy(
-    table: MergeTable, state: TableState, file: ExistingFile, batches: Iterator[pa.RecordBatch], writer: _Writer
+    table: MergeTable, state: TableState, file: ExistingFile, changed: pa.BooleanArray | None, writer: _Writer
 ) -> None:
-    for rows in batches:
+    """Write the rows of a file, except the changed rows."""
+    first = 0
+    for batch in table.read_file(state, file, state.schema.names):
+        rows = batch if changed is None else batch.filter(pc.invert(changed.slice(first, batch.num_rows)))
+        first += batch.num_rows
         if file.partition_values is not None:
             writer.write(rows, file.partition_values)
         else:
             for values, index in rows_by_partition(table, state, pa.Table.from_batches([rows])).items():
                 writer.write(rows.take(index), values)
+
+
+def _changed_rows(
+    table: MergeTable, state: TableState, keys: _ChangedKeys, merge: Merge, file: ExistingFile
+) -> pa.BooleanArray | None:
+    """Return True for each row of a file whose key has changed, or None if no key has changed. Count deleted rows."""
+    if not keys.may_be_in(file):
+        return None
+    masks: list[pa.Array] = []
+    for rows in _tables(table.read_file(state, file, keys.names), KEY_BYTES):
+        mask = keys.matches(rows)
+        merge.deleted += keys.deleted_rows(rows, mask)
+        masks += mask.chunks
+    mask = pa.concat_arrays(masks) if masks else pa.array([], pa.bool_())
+    return mask if mask.true_count else None
+
+
+def _tables(batches: Iterator[pa.RecordBatch], nbytes: int) -> Iterator[pa.Table]:
+    """Join batches to tables of at least this size."""
+    joined: list[pa.RecordBatch] = []
+    size = 0
+    for batch in batches:
+        joined.append(batch)
+        size += batch.nbytes
+        if size >= nbytes:
+            yield pa.Table.from_batches(joined)
+            joined, size = [], 0
+    if joined:
+        yield pa.Table.from_batches(joined)
 
 
 class _ChangedKeys:
@@ -264,29 +331,28 @@ class _ChangedKeys:
         first = bisect_left(range(len(column)), lower, key=lambda index: column[index].as_py())
         return first < len(column) and column[first].as_py() <= upper
 
-    def matches(self, rows: pa.RecordBatch) -> pa.BooleanArray:
+    def matches(self, rows: pa.Table) -> pa.ChunkedArray:
         """Return True for each row whose key has changed."""
         return _is_in(rows, self._keys)
 
-    def deleted_rows(self, rows: pa.RecordBatch, changed: pa.BooleanArray) -> int:
+    def deleted_rows(self, rows: pa.Table, changed: pa.ChunkedArray) -> int:
         """Return the number of rows whose key is deleted. `changed` is the result of `matches`."""
-        if not (len(self._deleted) and changed.true_count):
-            return 0
-        return int(_is_in(rows.filter(changed), self._deleted).true_count)
+        return pc.sum(_is_in(rows.filter(changed), self._deleted)).as_py() or 0 if len(self._deleted) else 0
 
 
 _ROW = "_sparklog_row"
 
 
-def _is_in(rows: pa.RecordBatch, keys: pa.Table) -> pa.BooleanArray:
+def _is_in(rows: pa.Table, keys: pa.Table) -> pa.ChunkedArray:
     """Return True for each row that is in `keys`."""
     if rows.num_columns == 1:
+        # Arrow creates a hash table of the keys for each call.
         return pc.is_in(rows.column(0), keys.column(0))
-    numbered = pa.Table.from_batches([rows]).append_column(_ROW, pa.array(np.arange(rows.num_rows)))
+    numbered = rows.append_column(_ROW, pa.array(np.arange(rows.num_rows)))
     found = numbered.join(keys, rows.schema.names, join_type="left semi", use_threads=False)
     mask = np.zeros(rows.num_rows, np.bool_)
     mask[found[_ROW].to_numpy()] = True
-    return pa.array(mask)
+    return pa.chunked_array([mask])
 
 
 @dataclass
@@ -306,12 +372,10 @@ class _Writer:
     If the block of the context manager raises an error, the files are deleted.
     """
 
-    def __init__(
-        self, table: MergeTable, state: TableState, keys: Sequence[str], prefix: str, files: list[NewFile]
-    ) -> None:
+    def __init__(self, table: MergeTable, state: TableState, prefix: str, files: list[NewFile]) -> None:
         self._table = table
         self._state = state
-        self._keys = keys
+        self._keys = table.key_columns(state)
         self._prefix = prefix
         self._files = files
         self._outputs: dict[tuple[Any, ...], _Output] = {}
@@ -378,7 +442,14 @@ class _Writer:
         self._files.append(NewFile(output.file.path, output.records, nbytes, values, output.writer.writer.metadata))
 
 
-def batch_rows(footer: pq.FileMetaData) -> int:
-    """Return the number of rows that are read together, so that a batch has about `BATCH_BYTES`."""
-    nbytes = sum(int(footer.row_group(index).total_byte_size) for index in range(footer.num_row_groups))
-    return max(1, min(MAX_BATCH_ROWS, BATCH_BYTES * int(footer.num_rows) // max(1, nbytes)))
+def read_batches(parquet: pq.ParquetFile, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
+    """Yield columns of a file in batches of about `BATCH_BYTES`."""
+    footer, names = parquet.metadata, set(columns)
+    nbytes = 0
+    for index in range(footer.num_row_groups):
+        chunks = (footer.row_group(index).column(number) for number in range(footer.num_columns))
+        nbytes += sum(
+            chunk.total_uncompressed_size for chunk in chunks if chunk.path_in_schema.partition(".")[0] in names
+        )
+    rows = max(1, min(MAX_BATCH_ROWS, BATCH_BYTES * footer.num_rows // max(1, nbytes)))
+    yield from parquet.iter_batches(rows, columns=list(columns))

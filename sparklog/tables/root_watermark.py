@@ -44,7 +44,7 @@ from sparklog.log.journal.names import WATERMARKS_FOLDER
 from sparklog.log.state.table_watermarks import TABLE_WATERMARKS, TableWatermark
 from sparklog.log.topic.root import Root
 from sparklog.tables.option_names import option_name, option_value
-from sparklog.tables.target import NewFile, NewOutput, RowChanges, TableLayout, TableState, TargetTable
+from sparklog.tables.target import ChangeSet, NewFile, NewOutput, TableLayout, TableState, TargetTable
 from sparklog.tables.watermark import COMMIT_ID, Watermark
 
 FIRST_VERSION = ""
@@ -160,6 +160,9 @@ class RootWatermarkTable:
     def for_tasks(self, state: TableState) -> tuple[TargetTable, TableState]:
         return self._table.for_tasks(_loaded(state).state)
 
+    def partition_columns(self, state: TableState) -> Sequence[str]:
+        return self._table.partition_columns(_loaded(state).state)
+
     def partition_values(self, state: TableState, rows: pa.RecordBatch) -> pa.RecordBatch:
         return self._table.partition_values(_loaded(state).state, rows)
 
@@ -171,7 +174,7 @@ class RootWatermarkTable:
         self._table.append(loaded.state, files, watermark)
         _complete(loaded.log, watermark)
 
-    def upsert(self, state: TableState, changes: RowChanges, watermark: Watermark) -> None:
+    def upsert(self, state: TableState, changes: ChangeSet, watermark: Watermark) -> None:
         loaded = self._begin(state, watermark)
         self._table.upsert(loaded.state, changes, watermark)
         _complete(loaded.log, watermark)

@@ -15,6 +15,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from itertools import pairwise
 from typing import Any, Literal, Protocol, TypeVar
 
@@ -26,9 +27,9 @@ from sparklog.log.read.read_plan import TaskParts, read_parts
 from sparklog.log.state.view import OffsetRange, Stored
 from sparklog.maintenance.work_items import Progress, WorkItem, silent
 from sparklog.tables.data_files import DataFileWriter
-from sparklog.tables.latest import LatestRows
+from sparklog.tables.latest import LatestRows, TooManyChanges
 from sparklog.tables.rows import NewColumns, RowDecoder, bad_records, conform
-from sparklog.tables.target import NewFile, TableState, TargetTable
+from sparklog.tables.target import NewFile, TableState, TargetTable, rows_by_partition
 
 BadRecords = Literal["fail", "skip", "quarantine"]
 MIN_SLICE_RECORDS = 100_000
@@ -55,10 +56,6 @@ class MissingRecords(Exception):  # noqa: N818
     def __init__(self, cause: NotFound) -> None:
         super().__init__(cause)
         self.cause = cause
-
-
-class TooManyChanges(Exception):  # noqa: N818
-    """The changes of an interval, or its bad records, do not fit in memory."""
 
 
 class BadRecord(Exception):  # noqa: N818
@@ -138,7 +135,7 @@ class SliceRead(ABC):
                     result.bad.append(bad_records(records, decoded.reasons, self.decoder.topic))
                     nbytes += result.bad[-1].nbytes
                     if nbytes > self.max_bad and result.records > 1:
-                        raise TooManyChanges
+                        raise TooManyChanges(result.records)
             yield decoded.valid(records)
 
     def _records(self) -> Iterator[pa.RecordBatch]:
@@ -179,6 +176,8 @@ class SliceWork(SliceRead):
         state: The version for which the rows are written.
         topic_id: The id of the topic.
         max_changes: The maximum size in memory of the changes in upsert mode.
+        is_split: True to write the changes to a temporary file. `max_changes` then applies to each partition of the
+            table.
         env: Returns a random id for each attempt.
     """
 
@@ -186,6 +185,7 @@ class SliceWork(SliceRead):
     state: TableState
     topic_id: str
     max_changes: int
+    is_split: bool
     env: Env
 
     def run(self, progress: Progress = silent) -> SliceRows | Exception:
@@ -207,16 +207,15 @@ class SliceWork(SliceRead):
         return result
 
     def _latest(self) -> SliceRows:
-        result = SliceRows(latest=LatestRows(self.decoder.keys, self.state.schema))
-        latest, limit = result.latest, self.max_changes
-        assert latest is not None
-        for rows, deleted, records in self._rows(result):
-            latest.add(conform(rows, self.state.schema), deleted, records["partition"], records["offset"])
-            if latest.nbytes > limit:
-                latest.compact()
-                if latest.nbytes > self.max_changes and result.records > 1:
-                    raise TooManyChanges
-                limit = latest.nbytes + self.max_changes // 2
+        split = partial(rows_by_partition, self.target, self.state) if self.is_split else None
+        latest = LatestRows(self.decoder.keys, self.state.schema, self.max_changes, split)
+        result = SliceRows(latest=latest)
+        try:
+            for rows, deleted, records in self._rows(result):
+                latest.add(conform(rows, self.state.schema), deleted, records["partition"], records["offset"])
+        except BaseException:
+            latest.close()
+            raise
         return result
 
 

@@ -20,10 +20,11 @@ version, without a comparison of watermarks. Two runs of a copy would then add t
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import IO, Any, Literal, Protocol
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
@@ -146,30 +147,88 @@ class UpsertEffect:
         deleted: The number of rows that were deleted, without those that were replaced.
         files: The number of files that were written.
         file_bytes: The size of these files.
+        rows: The number of rows that were added or replaced.
     """
 
     deleted: int = 0
     files: int = 0
     file_bytes: int = 0
+    rows: int = 0
 
 
 @dataclass(frozen=True)
 class RowChanges:
-    """The changes of an interval of offsets: each key is either in `rows` or in `deleted`, and occurs once.
+    """Changes of an interval of offsets: each key is either in `rows` or in `deleted`, and occurs once.
 
     Attributes:
         rows: The new rows. A row replaces the row of the table that has the same key.
         deleted: The key columns of the deleted rows. The table may not contain some of these keys.
-        effect: The effect of the latest attempt to commit the changes. The table sets it before the commit, because the
-            response of the commit may be lost.
     """
 
     rows: pa.Table
     deleted: pa.Table
-    effect: UpsertEffect = field(default_factory=UpsertEffect, compare=False)
+
+    @property
+    def keys(self) -> pa.Table:
+        """The key columns of all changes."""
+        return pa.concat_tables([self.rows.select(self.deleted.schema.names), self.deleted])
 
 
-class TargetTable(Protocol):
+@dataclass
+class ChangeSet:
+    """All changes of an interval.
+
+    Attributes:
+        parts: The changes. Each key is in one part. If there are several parts, the partition of a row depends on its
+            key only, and all keys of a partition are in the same part.
+        effect: The effect of the latest attempt to commit the changes. The table sets it before the commit, because the
+            response of the commit may be lost.
+    """
+
+    parts: Iterable[RowChanges]
+    effect: UpsertEffect = field(default_factory=UpsertEffect)
+
+
+class Partitioned(Protocol):
+    """The partitioning of a table."""
+
+    def partition_columns(self, state: TableState) -> Sequence[str]:
+        """Return the columns from which the partition values are computed."""
+
+    def partition_values(self, state: TableState, rows: pa.RecordBatch) -> pa.RecordBatch:
+        """Return the values of the partition fields for each row. An unpartitioned table has no columns."""
+
+
+def depends_on_keys(table: Partitioned, state: TableState, keys: Sequence[str]) -> bool:
+    """Return True if the partition of a row depends on its key columns only."""
+    return set(table.partition_columns(state)) <= set(keys)
+
+
+def rows_by_partition(table: Partitioned, state: TableState, rows: pa.Table) -> dict[tuple[Any, ...], pa.Array]:
+    """Return the indices of the rows of each combination of partition values, ascending."""
+    if not len(rows):
+        return {}
+    [batch] = rows.combine_chunks().to_batches()
+    return rows_by_values(table.partition_values(state, batch).columns, len(rows))
+
+
+def rows_by_values(columns: Sequence[pa.Array], count: int) -> dict[tuple[Any, ...], pa.Array]:
+    """Return the indices of the rows with each combination of values, ascending."""
+    index = pa.array(np.arange(count))
+    if not columns:
+        return {(): index}
+    names = [f"v{number}" for number in range(len(columns))]
+    groups = (
+        pa.table([*columns, index], [*names, "row"]).group_by(names, use_threads=False).aggregate([("row", "list")])
+    )
+    combinations = groups.select(names).to_pylist()
+    return {
+        tuple(combination[name] for name in names): rows.values
+        for combination, rows in zip(combinations, groups["row_list"], strict=True)
+    }
+
+
+class TargetTable(Partitioned, Protocol):
     """A table of a catalog or a directory."""
 
     @property
@@ -196,9 +255,6 @@ class TargetTable(Protocol):
         table can neither be loaded nor changed.
         """
 
-    def partition_values(self, state: TableState, rows: pa.RecordBatch) -> pa.RecordBatch:
-        """Return the values of the partition fields for each row. An unpartitioned table has no columns."""
-
     def open_output(self, state: TableState, name: str) -> NewOutput:
         """Create a file with this name for new rows. Rows in it are not part of the table before a commit."""
 
@@ -209,7 +265,7 @@ class TargetTable(Protocol):
         formats cannot store a new source and rows in the same commit.
         """
 
-    def upsert(self, state: TableState, changes: RowChanges, watermark: Watermark) -> None:
+    def upsert(self, state: TableState, changes: ChangeSet, watermark: Watermark) -> None:
         """Commit the changes and the watermark, based on exactly `state`. `changes` may be empty.
 
         If the outcome is not unknown, a failed commit deletes the files that it wrote.

@@ -18,7 +18,16 @@ import pyarrow.parquet as pq
 
 from sparklog.errors import Conflict
 from sparklog.tables.root_watermark import FIRST_VERSION, TableHistory
-from sparklog.tables.target import NewFile, NewOutput, PartitionBy, RowChanges, TableLayout, TableState
+from sparklog.tables.target import (
+    ChangeSet,
+    NewFile,
+    NewOutput,
+    PartitionBy,
+    RowChanges,
+    TableLayout,
+    TableState,
+    UpsertEffect,
+)
 from sparklog.tables.watermark import Watermark
 
 Step = Callable[[str], None]
@@ -151,10 +160,18 @@ class MemoryTable:
     def for_tasks(self, state: TableState) -> tuple[MemoryTable, TableState]:
         return self, state
 
+    def partition_columns(self, state: TableState) -> Sequence[str]:
+        by: PartitionBy | None = state.partitioning
+        return () if by is None else by.columns
+
     def partition_values(self, state: TableState, rows: pa.RecordBatch) -> pa.RecordBatch:
         by: PartitionBy | None = state.partitioning
-        if by is None or by.transform != "day":
+        if by is None:
             return pa.RecordBatch.from_pydict({})
+        if by.transform == "bucket":
+            # The hash is not important. A bucket contains the keys with the same last byte.
+            last = pc.binary_slice(rows.column(by.columns[0]).cast(pa.string()).cast(pa.binary()), -1)
+            return pa.RecordBatch.from_pydict({"bucket": last})
         day = pc.floor_temporal(rows.column(by.columns[0]), unit="day").cast(pa.date32())
         return pa.RecordBatch.from_pydict({"day": day})
 
@@ -171,21 +188,26 @@ class MemoryTable:
         self.step("clear")
         self.catalog.commit(state.handle, watermark=watermark, summary=watermark, paths=())
 
-    def upsert(self, state: TableState, changes: RowChanges, watermark: Watermark) -> None:
+    def upsert(self, state: TableState, changes: ChangeSet, watermark: Watermark) -> None:
         self.step("upsert")
         self.commit_merged(state, self.merge(state, changes), watermark)
 
-    def merge(self, state: TableState, changes: RowChanges) -> str:
+    def merge(self, state: TableState, changes: ChangeSet) -> str:
         """Write the rows of a version after the changes to a file, and return its path."""
-        before, keys = self.catalog.rows(state.handle), changes.deleted.schema.names
-        rows = merged(before, changes, keys)
+        rows, effect = self.catalog.rows(state.handle), UpsertEffect()
+        for part in changes.parts:
+            keys = part.deleted.schema.names
+            before, rows = rows, merged(rows, part, keys)
+            effect.rows += part.rows.num_rows
+            effect.deleted += (
+                before.select(keys).join(part.deleted, keys, join_type="left semi", use_threads=False).num_rows
+            )
         path = f"merged-{next(self.catalog.snapshots)}.parquet"
         output = _File(path, self.catalog.files)
         pq.write_table(rows, output)
         output.close()
-        deleted = before.select(keys).join(changes.deleted, keys, join_type="left semi", use_threads=False).num_rows
-        changes.effect.deleted, changes.effect.files = deleted, 1
-        changes.effect.file_bytes = len(self.catalog.files[path])
+        effect.files, effect.file_bytes = 1, len(self.catalog.files[path])
+        changes.effect = effect
         return path
 
     def commit_merged(self, state: TableState, path: str, watermark: Watermark) -> None:

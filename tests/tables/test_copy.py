@@ -14,9 +14,10 @@ from sparklog.log.topic.root import Root, RootView
 from sparklog.log.topic.topic import Topic
 from sparklog.schemas.registry import SchemaRegistry
 from sparklog.tables import copy as copy_module
+from sparklog.tables import latest
 from sparklog.tables.copy import MissingRecords, TableCopy, TableCopyOptions
 from sparklog.tables.rows import BAD_RECORD_SCHEMA, RowOptions
-from sparklog.tables.target import TableState
+from sparklog.tables.target import PartitionBy, TableState
 from sparklog.tables.watermark import NewTopic, Watermark
 from sparklog.testing.world import DAY_MS, START_MS, World
 from sparklog.transactions.producer import transactional
@@ -235,18 +236,60 @@ def test_upsert_of_raw_records(root: Root, catalog: MemoryCatalog) -> None:
     assert catalog.rows().select(["key", "value"]).to_pylist() == [{"key": b"2", "value": b"b"}]
 
 
-def test_upsert_uses_smaller_intervals_if_the_changes_do_not_fit_in_memory(
-    root: Root, catalog: MemoryCatalog, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("partition_by", "limit", "nbytes"),
+    [(None, "UPSERT_BYTES", 3000), ("default", "UPSERT_BYTES", 3000), ("default", "FILE_BYTES", 9000)],
+)
+def test_upsert_uses_smaller_intervals_if_the_changes_do_not_fit(
+    root: Root, catalog: MemoryCatalog, monkeypatch: pytest.MonkeyPatch, partition_by: Any, limit: str, nbytes: int
 ) -> None:
     topic = root.create_topic("t")
     for number in range(8):
-        append(topic, b"x" * 1000, keys=[b"%d" % number])
-    monkeypatch.setattr(copy_module, "UPSERT_BYTES", 3000)
+        append(topic, b"x" * 1000, keys=[b"%d0" % number])
+    monkeypatch.setattr(latest, "BUFFER_BYTES", 1000)
+    monkeypatch.setattr(latest if limit == "FILE_BYTES" else copy_module, limit, nbytes)
     monkeypatch.setattr(TableCopy, "batch_bytes", 1000)
-    report = table_copy(root, catalog, TableCopyOptions(RowOptions(upsert=True))).copy_existing()
+    options = TableCopyOptions(RowOptions(upsert=True), partition_by=partition_by)
+    report = table_copy(root, catalog, options).copy_existing()
     assert report.records == 8
-    assert report.commits > 2
+    assert 2 < report.commits < 8
     assert catalog.rows().num_rows == 8
+
+
+def test_upsert_copies_single_records_that_exceed_the_limit(
+    root: Root, catalog: MemoryCatalog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    topic = root.create_topic("t", partitions=3)
+    for partition in (0, 1, 2, 0):
+        append(topic, b"x" * 1000, partition=partition, keys=[b"%d0" % topic.count().records])
+    monkeypatch.setattr(latest, "BUFFER_BYTES", 900)
+    monkeypatch.setattr(copy_module, "UPSERT_BYTES", 900)
+    report = table_copy(root, catalog, TableCopyOptions(RowOptions(upsert=True))).copy_existing()
+    assert (report.records, report.commits, catalog.rows().num_rows) == (4, 4, 4)
+
+
+@pytest.mark.parametrize("partition_by", ["default", PartitionBy("bucket", ("id",), 3)], ids=["default", "3 buckets"])
+def test_upsert_of_changes_in_a_temporary_file(
+    root: Root, catalog: MemoryCatalog, monkeypatch: pytest.MonkeyPatch, partition_by: Any
+) -> None:
+    monkeypatch.setattr(latest, "BUFFER_BYTES", 2000)
+    monkeypatch.setattr(TableCopy, "batch_bytes", 1000)
+    topic, expected = root.create_topic("t"), {}
+    options = TableCopyOptions(UPSERT, partition_by=partition_by)
+    for step in range(2):
+        for number in range(120):
+            key = f"{number * 7 % 90}"
+            value = None if number % 11 == 5 else f'{{"name": "{step}-{number}"}}'.encode()
+            append(topic, value, keys=[key.encode()])
+            expected.pop(int(key), None)
+            if value is not None:
+                expected[int(key)] = f"{step}-{number}"
+        report = table_copy(root, catalog, options).copy_existing()
+        rows = catalog.rows().select(["id", "name"]).to_pylist()
+        assert {row["id"]: row["name"] for row in rows} == expected
+        assert len(rows) == len(expected)
+        assert (report.records, report.commits) == (120, 1)
+        assert report.rows == len(expected) == 82
 
 
 BAD = (b'{"id": 1, "name": "a"}', b"nonsense", b'{"id": "x"}', b'{"id": 2}')

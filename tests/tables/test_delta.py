@@ -19,7 +19,7 @@ import sparklog
 from sparklog.errors import BadRequest, Conflict, Unavailable
 from sparklog.log.journal.clocks import SYSTEM
 from sparklog.tables.delta import DeltaLakeTable
-from sparklog.tables.target import NewFile, PartitionBy, RowChanges, TableLayout, TableState, UpsertEffect
+from sparklog.tables.target import ChangeSet, NewFile, PartitionBy, RowChanges, TableLayout, TableState, UpsertEffect
 from sparklog.tables.watermark import Watermark
 
 SCHEMA = pa.schema(
@@ -281,8 +281,8 @@ def test_watermark_that_would_expire_is_rejected(table: DeltaLakeTable, path: Pa
         table.load()
 
 
-def changes(changed: pa.Table, deleted: Sequence[str] = ()) -> RowChanges:
-    return RowChanges(changed, pa.table({"key": pa.array(deleted, pa.string())}))
+def changes(changed: pa.Table, deleted: Sequence[str] = ()) -> ChangeSet:
+    return ChangeSet([RowChanges(changed, pa.table({"key": pa.array(deleted, pa.string())}))])
 
 
 def test_upsert_replaces_and_deletes_rows(table: DeltaLakeTable, path: Path) -> None:
@@ -293,7 +293,7 @@ def test_upsert_replaces_and_deletes_rows(table: DeltaLakeTable, path: Path) -> 
     deleted = changes(updated, ["k3", "missing"])
     table.upsert(loaded(table), deleted, watermark(42, "commit-2", mode="upsert"))
     added = [action["add"] for action in entry(path, 2) if "add" in action]
-    assert deleted.effect == UpsertEffect(1, len(added), sum(action["size"] for action in added))
+    assert deleted.effect == UpsertEffect(1, len(added), sum(action["size"] for action in added), updated.num_rows)
     found = DeltaTable(str(path)).to_pyarrow_table()
     assert sorted(found["_offset"].to_pylist()) == sorted({*range(40), 100} - {3, 7})
     assert dict(zip(found["key"].to_pylist(), found["_offset"].to_pylist(), strict=True))["k7"] == 100

@@ -16,7 +16,7 @@ from pyiceberg.transforms import BucketTransform
 from sparklog.errors import Conflict
 from sparklog.tables import merge
 from sparklog.tables.iceberg import IcebergTable
-from sparklog.tables.target import PartitionBy, RowChanges, TableLayout, TableState
+from sparklog.tables.target import ChangeSet, PartitionBy, RowChanges, TableLayout, TableState, rows_by_partition
 from sparklog.tables.watermark import Watermark
 from tests.tables.iceberg_catalogs import CatalogSetup, new_id, open_catalog
 
@@ -56,10 +56,10 @@ class Upserts:
         assert state is not None
         return state
 
-    def changes(self, rows: list[Row], deleted: list[Row]) -> RowChanges:
+    def changes(self, rows: list[Row], deleted: list[Row]) -> ChangeSet:
         schema = self.state().schema
         keys = pa.schema([schema.field(name) for name in self.keys])
-        return RowChanges(pa.Table.from_pylist(rows, schema), pa.Table.from_pylist(deleted, keys))
+        return ChangeSet([RowChanges(pa.Table.from_pylist(rows, schema), pa.Table.from_pylist(deleted, keys))])
 
     def upsert(self, rows: list[Row], deleted: list[Row] = []) -> None:  # noqa: B006 - not changed
         self.commits += 1
@@ -204,6 +204,31 @@ def test_column_that_was_added_or_widened(setup: CatalogSetup) -> None:
     upserts.expected[(1,)] = {**row(1), "score": None}
     assert upserts.rows() == upserts.expected_rows()
     assert state.schema.field("score").type == pa.int32()
+
+
+def test_parts_of_changes_and_files_of_another_partitioning(setup: CatalogSetup) -> None:
+    """A file that was written before the partitioning changed contains keys of both parts, and is rewritten once."""
+    upserts = Upserts(setup, ("id",), None)
+    upserts.upsert([row(number) for number in range(20)])
+    iceberg = setup.catalog.load_table(NAME)
+    with iceberg.update_spec() as change:
+        change.add_field("id", BucketTransform(2), "id_bucket")
+    state = upserts.state()
+    [all_changes] = upserts.changes([row(number, name="new") for number in range(5, 25)], [{"id": 1}, {"id": 3}]).parts
+    parts = []
+    for rows_of, keys_of in zip(
+        *(
+            [part.take(rows_by_partition(upserts.table, state, part)[bucket,]) for bucket in (0, 1)]
+            for part in (all_changes.rows, all_changes.deleted)
+        ),
+        strict=True,
+    ):
+        parts.append(RowChanges(rows_of, keys_of))
+    upserts.table.upsert(state, ChangeSet(iter(parts)), replace(START, commit_id="parts"))
+    upserts.expected |= {(number,): row(number, name="new") for number in range(5, 25)}
+    del upserts.expected[(1,)], upserts.expected[(3,)]
+    assert upserts.rows() == upserts.expected_rows()
+    assert {file.partition_values for file in upserts.table.existing_files(upserts.state())} == {(0,), (1,)}
 
 
 def test_files_of_other_writers_and_partitionings(setup: CatalogSetup) -> None:

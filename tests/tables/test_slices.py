@@ -204,10 +204,11 @@ def test_intervals_are_smaller_if_bad_records_do_not_fit_in_memory(monkeypatch: 
 
 def test_only_the_latest_rows_of_a_slice_are_pickled() -> None:
     schema = pa.schema([("id", pa.int64())])
-    latest = LatestRows(["id"], schema)
+    latest = LatestRows(["id"], schema, 1 << 20)
     zeros = pa.array([0] * 1000, pa.int32())
     offsets, deleted = pa.array(range(1000), pa.int64()), pa.array([False] * 1000)
     latest.add(pa.record_batch({"id": pa.array([7] * 1000, pa.int64())}), deleted, zeros, offsets)
     sent = pickle.dumps(latest)
     assert len(sent) < 3000
-    assert pickle.loads(sent).changes().rows.to_pylist() == [{"id": 7}]
+    [changes] = pickle.loads(sent).changes()
+    assert changes.rows.to_pylist() == [{"id": 7}]

@@ -25,7 +25,7 @@ from sparklog.tables.copy import IN_PROCESS, TableCopy, TableCopyOptions
 from sparklog.tables.root_watermark import RootWatermarkTable
 from sparklog.tables.rows import RowOptions
 from sparklog.tables.slices import SliceWork
-from sparklog.tables.target import NewFile, NewOutput, RowChanges, TableLayout, TableState, TargetTable
+from sparklog.tables.target import ChangeSet, NewFile, NewOutput, TableLayout, TableState, TargetTable
 from sparklog.tables.watermark import Watermark
 from sparklog.testing.faulty_store import Crash, Decide
 from sparklog.transactions.producer import transactional
@@ -139,7 +139,7 @@ class FaultyTable(MemoryTable):
         call = super().append
         self.faulty.request(self.actor, f"append to {self.name}", lambda: call(state, files, watermark), is_commit=True)
 
-    def upsert(self, state: TableState, changes: RowChanges, watermark: Watermark) -> None:
+    def upsert(self, state: TableState, changes: ChangeSet, watermark: Watermark) -> None:
         # The files of an old version are deleted when the version expires.
         if any(path not in self.catalog.files for path in state.handle.paths):
             raise Unavailable(f"a file of version {state.handle.number} does not exist")

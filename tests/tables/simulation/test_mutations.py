@@ -199,8 +199,7 @@ def deleted_keys_are_forgotten(patch: Patch) -> None:
     real = LatestRows.changes
 
     def changes(self: LatestRows) -> Any:
-        found = real(self)
-        return replace(found, deleted=found.deleted.slice(0, 0))
+        return [replace(found, deleted=found.deleted.slice(0, 0)) for found in real(self)]
 
     patch.setattr(LatestRows, "changes", changes)
 
