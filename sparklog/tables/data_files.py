@@ -4,8 +4,8 @@ A file contains rows of one topic partition, in offset order, with the same part
 consists of the topic id, the topic partition, the offset of its first row, the end of the interval, a random id of the
 attempt and a number, so that two attempts never write to the same file.
 
-Memory is bounded for any number of rows: if more than `BUFFER_BYTES` are buffered, the largest buffer is written to its
-file as a row group, and a file that is large enough is closed.
+Memory is bounded for any number of rows: if more than `BUFFER_BYTES` are buffered, the largest buffers are written to
+their files as row groups, and a file that is large enough is closed.
 """
 
 from __future__ import annotations
@@ -15,18 +15,21 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from sparklog.errors import SparklogError
-from sparklog.tables.target import NewFile, NewOutput, TableState, TargetTable
+from sparklog.tables.target import NewFile, NewOutput, TableState, TargetTable, rows_by_values
 
 ROW_GROUP_BYTES = 64 << 20
 """Size of a row group in memory."""
 BUFFER_BYTES = 96 << 20
 """Maximum size of all buffered rows."""
+MIXED_BYTES = 32 << 20
+"""Size of the batches with several topic partitions or partition values that are divided together."""
+COLUMN_BYTES = 512
+"""Size in memory of a column of a batch in addition to its values."""
 FILE_BYTES = 256 << 20
 """Size at which a file is closed."""
 MAX_OPEN_FILES = 16
@@ -53,11 +56,14 @@ class _Buffer:
     first: int = 0
     file: _OpenFile | None = None
 
-    def add(self, rows: pa.RecordBatch, offset: int) -> None:
+    def add(self, rows: pa.RecordBatch, offset: int) -> int:
+        """Add rows, and return their size in memory."""
         if not self.batches:
             self.first = offset
         self.batches.append(rows)
-        self.nbytes += rows.nbytes
+        nbytes: int = rows.nbytes + COLUMN_BYTES * rows.num_columns
+        self.nbytes += nbytes
+        return nbytes
 
 
 class DataFileWriter:
@@ -82,6 +88,9 @@ class DataFileWriter:
         self._ends = ends
         self._buffers: dict[tuple[Any, ...], _Buffer] = {}
         self._buffered_bytes = 0
+        self._open: list[tuple[Any, ...]] = []
+        self._mixed: list[tuple[pa.RecordBatch, pa.RecordBatch]] = []
+        self._mixed_bytes = 0
         self._created = 0
         self._is_finished = False
         self.files: list[NewFile] = []
@@ -99,21 +108,51 @@ class DataFileWriter:
 
         The rows of a topic partition are written in offset order. The rows of several partitions may be interleaved.
         """
+        if not rows.num_rows:
+            return
         values = self._target.partition_values(self._state, rows)
-        for key, part, first in split_rows([partition, *values.columns], rows, offset):
-            buffer = self._buffers.setdefault(key, _Buffer())
-            buffer.add(part, first)
-            self._buffered_bytes += part.nbytes
-            if buffer.nbytes >= ROW_GROUP_BYTES:
-                self._flush(key)
-        while self._buffered_bytes > BUFFER_BYTES:
-            self._flush(max(self._buffers, key=lambda key: self._buffers[key].nbytes))
+        keys = [partition, *values.columns]
+        if not self._mixed and all(map(_is_constant, keys)):
+            self._add(tuple(key[0].as_py() for key in keys), rows, offset[0].as_py())
+        else:
+            # Many batches are divided together, because each division of a batch into many parts is slow.
+            names = [str(number) for number in range(len(keys) + 1)]
+            self._mixed.append((rows, pa.RecordBatch.from_arrays([*keys, offset], names)))
+            self._mixed_bytes += rows.nbytes
+            if self._mixed_bytes >= MIXED_BYTES:
+                self._divide()
+
+    def _divide(self) -> None:
+        """Add the rows of batches with several topic partitions or partition values."""
+        if not self._mixed:
+            return
+        [rows] = pa.Table.from_batches([rows for rows, _ in self._mixed]).combine_chunks().to_batches()
+        [positions] = pa.Table.from_batches([keys for _, keys in self._mixed]).combine_chunks().to_batches()
+        self._mixed, self._mixed_bytes = [], 0
+        *keys, offset = positions.columns
+        for key, index in rows_by_values(keys, rows.num_rows).items():
+            self._add(key, rows.take(index), offset[index[0].as_py()].as_py())
+
+    def _add(self, key: tuple[Any, ...], rows: pa.RecordBatch, first: int) -> None:
+        buffer = self._buffers.setdefault(key, _Buffer())
+        self._buffered_bytes += buffer.add(rows, first)
+        if buffer.nbytes >= ROW_GROUP_BYTES:
+            self._flush(key)
+        if self._buffered_bytes > BUFFER_BYTES:
+            for other in sorted(self._buffers, key=lambda key: self._buffers[key].nbytes, reverse=True):
+                if self._buffered_bytes <= BUFFER_BYTES // 2:
+                    break
+                if other in self._buffers:
+                    self._flush(other)
 
     def finish(self) -> Sequence[NewFile]:
         """Complete the files and return them. From now on, only `discard` deletes them."""
+        self._divide()
         for key in list(self._buffers):
-            self._flush(key)
-            self._close(key)
+            if key in self._buffers:
+                self._flush(key)
+            if key in self._buffers:
+                self._close(key)
         self._is_finished = True
         return self.files
 
@@ -145,23 +184,25 @@ class DataFileWriter:
             self._close(key)
 
     def _create(self, key: tuple[Any, ...], first: int) -> _OpenFile:
-        is_open = [other for other, buffer in self._buffers.items() if buffer.file is not None]
-        if len(is_open) >= MAX_OPEN_FILES:
-            self._flush(is_open[0])
-            if is_open[0] in self._buffers:
-                self._close(is_open[0])
+        if len(self._open) >= MAX_OPEN_FILES:
+            oldest = self._open[0]
+            self._flush(oldest)
+            if oldest in self._buffers:
+                self._close(oldest)
         partition = key[0]
         name = (
             f"{self._topic_id}-{partition:05}-{first:020}-{self._ends[partition]:020}-{self._attempt}-{self._created}"
         )
         self._created += 1
         output = self._target.open_output(self._state, f"{name}.parquet")
+        self._open.append(key)
         return _OpenFile(output, parquet_writer(output, self._state.schema))
 
     def _close(self, key: tuple[Any, ...]) -> None:
         file = self._buffers.pop(key).file
         if file is None:
             return
+        self._open.remove(key)
         file.writer.close()
         nbytes = file.output.file.tell()
         file.output.file.close()
@@ -186,25 +227,6 @@ def parquet_writer(output: NewOutput, schema: pa.Schema, keys: Sequence[str] = (
 
 def _is_plain(item: pa.Field) -> bool:
     return item.name in PLAIN_COLUMNS and (pa.types.is_binary(item.type) or pa.types.is_list(item.type))
-
-
-def split_rows(
-    keys: Sequence[pa.Array], rows: pa.RecordBatch, offset: pa.Array
-) -> list[tuple[tuple[Any, ...], pa.RecordBatch, int]]:
-    """Return the rows of each combination of keys, with the offset of their first row. The rows remain in order."""
-    if not rows.num_rows:
-        return []
-    if all(_is_constant(key) for key in keys):
-        return [(tuple(key[0].as_py() for key in keys), rows, offset[0].as_py())]
-    names = [f"k{index}" for index in range(len(keys))]
-    table = pa.table([*keys, pa.array(np.arange(rows.num_rows))], names=[*names, "row"])
-    groups = table.group_by(names, use_threads=False).aggregate([("row", "list")])
-    parts = []
-    for combination, index in zip(groups.select(names).to_pylist(), groups["row_list"], strict=True):
-        taken = index.values
-        key = tuple(combination[name] for name in names)
-        parts.append((key, rows.take(taken), offset[taken[0].as_py()].as_py()))
-    return parts
 
 
 def _is_constant(column: pa.Array) -> bool:

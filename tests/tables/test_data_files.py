@@ -5,11 +5,12 @@ from __future__ import annotations
 import datetime
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
 
 from sparklog.tables import data_files
-from sparklog.tables.data_files import DataFileWriter, split_rows
+from sparklog.tables.data_files import DataFileWriter
 from sparklog.tables.rows import POSITION
 from sparklog.tables.target import PartitionBy, TableLayout, TableState
 from sparklog.tables.watermark import Watermark
@@ -63,6 +64,8 @@ def test_memory_is_bounded_by_row_groups_and_open_files(monkeypatch: pytest.Monk
     monkeypatch.setattr(data_files, "BUFFER_BYTES", 10_000)
     monkeypatch.setattr(data_files, "FILE_BYTES", 2500)
     monkeypatch.setattr(data_files, "MAX_OPEN_FILES", 2)
+    monkeypatch.setattr(data_files, "MIXED_BYTES", 1000)
+    monkeypatch.setattr(data_files, "COLUMN_BYTES", 0)
     table, state = new_table()
     writer = DataFileWriter(table, state, "id", "attempt", dict.fromkeys(range(5), 1000))
     for number in range(0, 400, 20):
@@ -112,13 +115,51 @@ def test_raw_values_have_no_dictionary_and_no_statistics() -> None:
     assert b"ARROW:schema" not in (file.metadata.metadata or {})
 
 
-def test_split_rows_of_null_keys() -> None:
-    batch = rows([0, 0, 0], 5)
-    keys = [pa.array([1, None, 1]), pa.array([None, None, None], pa.string())]
-    parts = split_rows(keys, batch, batch["_offset"])
-    assert [(key, part["_offset"].to_pylist(), first) for key, part, first in parts] == [
-        ((1, None), [5, 7], 5),
-        ((None, None), [6], 6),
-    ]
-    assert split_rows(keys[1:], batch, batch["_offset"])[0][0] == (None,)
-    assert split_rows(keys, batch.slice(0, 0), batch["_offset"]) == []
+def test_rows_of_many_days(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(data_files, "BUFFER_BYTES", 200_000)
+    monkeypatch.setattr(data_files, "MIXED_BYTES", 50_000)
+    monkeypatch.setattr(data_files, "MAX_OPEN_FILES", 3)
+    table, state = new_table()
+    writer = DataFileWriter(table, state, "id", "attempt", {0: 3000})
+    for first in range(0, 3000, 50):
+        days = [offset % 2 * (offset % 40) for offset in range(first, first + 50)] if first != 100 else [1] * 50
+        write(writer, rows([0] * 50, first, days))
+        assert writer._mixed_bytes < 50_000
+        assert writer._buffered_bytes <= 200_000
+    files = writer.finish()
+    assert writer._buffered_bytes == 0
+    assert {file.partition_values[0].toordinal() - 719163 for file in files} == {0, *range(1, 40, 2)}
+    found: dict[int, list[int]] = {}
+    for file in files:
+        read = pq.read_table(pa.BufferReader(table.catalog.files[file.path]))
+        day = file.partition_values[0].toordinal() - 719163
+        assert pc.unique(read["_timestamp"]).cast(pa.int64()).to_pylist() == [day * 86_400_000_000]
+        found.setdefault(day, []).extend(read["_offset"].to_pylist())
+    assert all(sorted(offsets) == offsets for offsets in found.values())
+    assert sorted(offset for offsets in found.values() for offset in offsets) == list(range(3000))
+
+
+def test_file_that_was_closed_for_another_file(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(data_files, "ROW_GROUP_BYTES", 5000)
+    monkeypatch.setattr(data_files, "MAX_OPEN_FILES", 1)
+    table, state = new_table()
+    writer = DataFileWriter(table, state, "id", "attempt", {0: 9, 1: 90})
+    write(writer, rows([0], 0))
+    write(writer, rows([1] * 50, 0))
+    assert sorted(file.records for file in writer.finish()) == [1, 50]
+
+
+def test_null_partition_values() -> None:
+    schema = pa.schema([field.with_nullable(True) if field.name == "_timestamp" else field for field in SCHEMA])
+    table = MemoryTable(MemoryCatalog())
+    layout = TableLayout(schema, "append", PartitionBy("day", ("_timestamp",)))
+    state = table.create(layout, Watermark("r", "t", "id", {}, "", "append"))
+    writer = DataFileWriter(table, state, "id", "attempt", {0: 9})
+    batch = rows([0, 0, 0], 5).to_pylist()
+    for number in (0, 2):
+        batch[number]["_timestamp"] = None
+    write(writer, pa.RecordBatch.from_pylist(batch, schema))
+    write(writer, pa.RecordBatch.from_pylist(batch[:1], schema))
+    write(writer, pa.RecordBatch.from_pylist([], schema))
+    files = {file.partition_values: file.records for file in writer.finish()}
+    assert files == {(None,): 3, (datetime.date(1970, 1, 1),): 1}
