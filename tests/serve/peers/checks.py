@@ -104,13 +104,20 @@ class Run:
 
 
 def create_topic(address: str, topic: str, partitions: int) -> None:
+    """Create a topic, and wait until its partitions have leaders.
+
+    Otherwise, a producer that is not idempotent may retry its first batch after the next one.
+    """
+    from kafka import KafkaConsumer, TopicPartition
     from kafka.admin import KafkaAdminClient, NewTopic
 
-    admin = KafkaAdminClient(bootstrap_servers=address)
+    admin, consumer = KafkaAdminClient(bootstrap_servers=address), KafkaConsumer(bootstrap_servers=address)
     try:
         admin.create_topics([NewTopic(topic, partitions, 1, topic_configs={"retention.ms": "-1"})])
         admin.wait_for_topics([topic])
+        consumer.end_offsets([TopicPartition(topic, number) for number in range(partitions)])
     finally:
+        consumer.close()
         admin.close()
 
 
