@@ -193,7 +193,7 @@ def _collect(schema: Any, namespace: str, definitions: dict[str, Any]) -> None:
 
 
 def _inlined(schema: Any, namespace: str, definitions: dict[str, Any], defined: set[str]) -> Any:
-    """Return a schema in which the first use of a name is replaced with its definition.
+    """Return a schema in which the first use of a name is replaced with its definition, and UUIDs are strings.
 
     `definitions` are the named types of other schemas. `defined` are the names that the schema has defined so far.
     """
@@ -207,6 +207,9 @@ def _inlined(schema: Any, namespace: str, definitions: dict[str, Any], defined: 
     if not isinstance(schema, dict):
         return schema
     copy = dict(schema)
+    if copy.get("logicalType") == "uuid":
+        # fastavro would return `uuid.UUID`, which Arrow cannot convert. In Java, a UUID is a string by default, too.
+        del copy["logicalType"]
     if "name" in schema and schema.get("type") in NAMED_TYPES:
         full, namespace = _inner_namespace(schema, namespace)
         defined.add(full)
@@ -251,8 +254,6 @@ def _type(schema: Any, named: dict[str, Any], inside: tuple[str, ...], path: str
         return pa.map_(pa.string(), _type(schema["values"], named, inside, path))
     if schema.get("logicalType") == "decimal" and kind in ("bytes", "fixed"):
         return pa.decimal128(schema["precision"], schema.get("scale", 0))
-    if schema.get("logicalType") == "uuid":
-        return pa.string()
     if kind == "fixed":
         return pa.binary(schema["size"])
     return LOGICAL_TYPES.get((str(kind), str(schema.get("logicalType")))) or _type(kind, named, inside, path)

@@ -42,7 +42,7 @@ import numpy as np
 import pyarrow as pa
 
 from sparklog.common.lazy import install_command
-from sparklog.errors import BadRequest
+from sparklog.errors import BadRequest, advice
 from sparklog.format.registered import (
     PROTOBUF,
     InvalidValueError,
@@ -121,8 +121,8 @@ class ProtobufFormat(SchemaFormat):
             found, start = self._type_at(data, start, end, schema)
             if found.full_name != descriptor.full_name:
                 raise InvalidValueError(
-                    f"message of type {found.full_name}, expected {descriptor.full_name}: the column has the type"
-                    " that the subject specifies, or the first type of the schema"
+                    f"message of type {found.full_name}, expected {descriptor.full_name}: the column has the type that"
+                    f" {advice(python='the subject', shell='--message')} specifies, or the first type of the schema"
                 )
             return parse(data[start:end])
 

@@ -270,7 +270,13 @@ def key_types(schema: pa.Schema, keys: tuple[str, ...]) -> Mapping[str, pa.DataT
                 f"{option_name('key_columns')} contains {name}, which is not a column of the schema"
                 f"{did_you_mean(name, schema.names)}"
             )
-    return {name: schema.field(name).type for name in keys}
+    types = {name: schema.field(name).type for name in keys}
+    if len(keys) == 1 and pa.types.is_nested(types[keys[0]]):
+        raise BadRequest(
+            f"{option_name('key_columns')}: the text of a key cannot be converted to the column {keys[0]} "
+            f"{type_name(types[keys[0]])}"
+        )
+    return types
 
 
 def key_columns(key: pa.Array, types: Mapping[str, pa.DataType]) -> tuple[dict[str, pa.Array], dict[int, str]]:

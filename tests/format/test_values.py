@@ -255,6 +255,24 @@ def test_arrow_types_of_avro_schemas() -> None:
 
 
 @pytest.mark.usefixtures("avro")
+def test_uuids_of_avro_are_strings_or_bytes() -> None:
+    fields = [
+        {"name": "text", "type": {"type": "string", "logicalType": "uuid"}},
+        {"name": "more", "type": {"type": "array", "items": ["null", {"type": "string", "logicalType": "uuid"}]}},
+        {"name": "data", "type": {"type": "fixed", "name": "U", "size": 16, "logicalType": "uuid"}},
+    ]
+    one = open_format("avro", {"type": "record", "name": "R", "fields": fields})
+    uuid = "123e4567-e89b-12d3-a456-426614174000"
+    rows = [{"text": uuid, "more": [uuid, None], "data": bytes(range(16))}]
+    read = one.decode(one.encode(pa.array(rows)))
+    assert (read.type, read.to_pylist()) == (
+        pa.struct([("text", pa.string()), ("more", pa.list_(pa.string())), ("data", pa.binary(16))]), rows,
+    )  # fmt: skip
+    text = one.show(one.encode(read))
+    assert one.parse(text).equals(one.encode(read))
+
+
+@pytest.mark.usefixtures("avro")
 @pytest.mark.parametrize(
     ("way", "schema", "row", "says"),
     [

@@ -126,6 +126,10 @@ def test_avro_rows() -> None:
         ({"payload": "json", "schema": "a INT", "upsert": True}, "mode='upsert' requires key_columns"),
         ({"payload": "json", "schema": "a INT", "key_columns": ("a", "A")}, "key_columns must be distinct"),
         ({"payload": "json", "schema": "a INT, name INT", "key_columns": ("a", "nam")}, "did you mean 'name'"),
+        (
+            {"payload": "json", "schema": "a ARRAY<INT>", "key_columns": ("a",)},
+            "text of a key cannot be converted to the column a array<int>",
+        ),
         ({"payload": "json", "schema": "_offset INT"}, "would contain column _offset twice"),
         ({"payload": "avro", "schema": '"string"'}, "payload='avro' requires a record schema"),
         ({"payload": "long"}, "payload='long' requires a record schema"),
