@@ -11,6 +11,7 @@ from sparklog.errors import SparklogError
 from sparklog.log.journal.clocks import reading_clock_ms
 from sparklog.log.topic.root import Root
 from sparklog.maintenance.overdue import MONITORED_JOBS, JobState, job_problems, never
+from sparklog.maintenance.table_runs import read_table_runs
 from sparklog.maintenance.work_items import Settings
 from sparklog.tools.report.job_states import Running, has_jobs, read_job_status
 
@@ -40,6 +41,7 @@ def check_jobs(root: Root, max_age_ms: int | None = None) -> list[Check]:
     for topic, backlog in status.backlogs.items():
         fix = f"sparklog delete-records --root {shlex.quote(root.location)}, and check the clocks of its producers"
         findings += [Check("retain", WARN, f"topic {topic}: {record}", fix) for record in backlog.future]
+    findings += _check_table_runs(root, sorted(status.backlogs), now_ms)
     return [*findings, *_check_running(running, states, now_ms)]
 
 
@@ -68,6 +70,22 @@ def _check_age(job: str, states: Sequence[JobState], fix: str, max_age_ms: int |
         when = "never" if oldest.last_success_ms is None else ago(oldest.last_success_ms, now_ms)
         message = f"has not succeeded for {duration(max_age_ms)} on {count(len(old), 'topic')}"
         yield Check(job, FAIL, f"{message}; last success on {oldest.topic}: {when}", fix)
+
+
+def _check_table_runs(root: Root, topics: Sequence[str], now_ms: int) -> Iterator[Check]:
+    """Report copies of topics to tables whose last run has failed or was killed."""
+    failures: list[SparklogError] = []
+    recorded = read_table_runs(root, topics, failures)
+    for error in failures:
+        fix = f"sparklog verify --root {shlex.quote(root.location)}"
+        yield Check("tables", WARN, f"failed to read the recorded table runs: {error}", fix)
+    for topic, runs in recorded.items():
+        for run in runs.latest():
+            state = run.state_at(now_ms)
+            if state in ("failed", "killed"):
+                reason = f"failed: {run.failure}" if state == "failed" else "ended without a recorded result"
+                what = f"the last run for topic {topic} and table {run.table}, on {run.host} (process {run.process}),"
+                yield Check(run.job, WARN, f"{what} {reason}", f"fix the cause, and run sparklog {run.job} again")
 
 
 def _check_running(running: Sequence[Running], states: Sequence[JobState], now_ms: int) -> Iterator[Check]:

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import pyarrow as pa
+import pytest
 
 from sparklog.compaction.run import compact_root
 from sparklog.doctor.checks import FAIL, OK, WARN, Check
 from sparklog.doctor.job_checks import check_jobs
+from sparklog.errors import NotFound
 from sparklog.log.topic.root import RootView
 from sparklog.maintenance.job_history import COMPACT, RETAIN, RunRecorder
 from sparklog.maintenance.leases import LEASE_MS, JobLease
 from sparklog.maintenance.report import RunReport
+from sparklog.maintenance.table_runs import UPDATE_MS, CopiedRecords, TableRunRecorder
 from sparklog.maintenance.work_items import InProcess, Settings
 from sparklog.retention.retain import retain_root
 from sparklog.testing.world import DAY_MS, HOUR_MS, MINUTE_MS, World
@@ -117,3 +120,26 @@ def test_unreadable_run_records_are_a_warning() -> None:
     report = gather(RootView(world.root()), Settings(world.now_ms), maintenance=False)
     assert [note.text.startswith("the recorded runs of jobs cannot be read: ") for note in report.notes] == [True]
     assert (report.jobs, len(report.topics)) == (None, 1)
+
+
+def test_failed_copies_of_topics_to_tables_are_warnings() -> None:
+    world = filled()
+    maintain(world, COMPACT, RETAIN)
+
+    def recorder(table: str) -> TableRunRecorder:
+        return TableRunRecorder(world.root(), "orders", "to-delta", table, CopiedRecords)
+
+    with recorder("/good"):
+        pass
+    with pytest.raises(NotFound), recorder("/failed"):
+        raise NotFound("no such bucket")
+    killed = recorder("/killed")
+    killed.__enter__()
+    killed.update()
+    [(status, failed)] = said(check_jobs(world.root()), "to-delta")
+    assert status == WARN
+    assert failed.startswith("the last run for topic orders and table /failed, on ")
+    assert failed.endswith(" failed: no such bucket [SPARKLOG_NOT_FOUND]")
+    world.now_ms += 3 * UPDATE_MS
+    [_, (status, found)] = said(check_jobs(world.root()), "to-delta")
+    assert (status, found.endswith("ended without a recorded result")) == (WARN, True)
