@@ -59,6 +59,11 @@ TYPE_OF = {"day": pa.date32(), "bucket": pa.int32()}
 COMMIT_TRANSACTION = "sparklog/commit"
 RETENTION = "delta.setTransactionRetentionDuration"
 LOG_DIRECTORY = "_delta_log"
+TABLE_PROPERTIES = {
+    # Each load reads all entries since the last checkpoint. The default of deltalake is 100, and that of Spark is 10.
+    "delta.checkpointInterval": "10",
+}
+"""Properties of a new table."""
 PLAIN_PATH = re.compile(r"[A-Za-z0-9_.=/+-]*(?:%20[A-Za-z0-9_.=/+-]*)*")
 """Paths whose encoding in the log does not depend on the writer."""
 ARROW = re.compile(r"\s*(?:\x1b\[[0-9;]*m)*\N{DOWNWARDS ARROW WITH TIP RIGHTWARDS}(?:\x1b\[[0-9;]*m)*")
@@ -94,7 +99,7 @@ class DeltaLakeTable:
     def create(self, layout: TableLayout, watermark: Watermark) -> TableState:
         self._check_directory()
         by = layout.partition_by
-        columns, properties = list(layout.schema), watermark.to_properties()
+        columns, properties = list(layout.schema), TABLE_PROPERTIES | watermark.to_properties()
         partition_columns = []
         if by is not None:
             columns.append(pa.field(COLUMN_OF[by.transform], TYPE_OF[by.transform]))

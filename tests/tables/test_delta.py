@@ -203,6 +203,18 @@ def test_empty_commit_moves_the_watermark(table: DeltaLakeTable) -> None:
     assert loaded(table).watermark == watermark(9, "commit-1")
 
 
+def test_log_of_a_new_table_has_a_checkpoint_every_ten_commits(table: DeltaLakeTable, path: Path) -> None:
+    """Each load reads the entries since the last checkpoint."""
+    state = table.create(APPEND, START)
+    for number in range(25):
+        table.append(state, [], watermark(number, f"commit-{number}"))
+        state = loaded(table)
+    checkpoints = [int(file.name[:20]) for file in sorted((path / "_delta_log").glob("*.checkpoint.parquet"))]
+    assert len(checkpoints) == 2
+    assert checkpoints[-1] >= 25 - 10
+    assert loaded(table).watermark == watermark(24, "commit-24")
+
+
 def test_watermark_survives_checkpoints_and_cleanup(table: DeltaLakeTable, path: Path) -> None:
     state = table.create(APPEND, START)
     for offset in range(5, 25):
