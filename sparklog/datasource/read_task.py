@@ -234,14 +234,12 @@ class ReadTask:
 
     def read(self, partition: InputPartition | None) -> Iterator[pa.RecordBatch]:
         """Yield the rows of a task. If no records have to be read, Spark passes None or a partition without a value."""
-        from sparklog.format.kernels.kernel_choice import choice
-
         parts = () if partition is None else partition.value or ()
         with user_errors():
             records, keys = self._records(parts), self.options.keys
             for batch in joined(records if keys is None else keys.rows(records), BATCH_BYTES):
                 shown = self._projection.to_spark(batch)
-                freeze_gc("read", choice.loaded)
+                freeze_gc()
                 yield shown
 
     def _records(self, parts: Sequence[Any]) -> Iterator[pa.RecordBatch]:

@@ -70,7 +70,7 @@ class SparklogBatchReader(_TaskReader, DataSourceReader):  # type: ignore[misc]
         from sparklog.datasource.subscription import Subscriber
         from sparklog.datasource.table_view import table_partitions
 
-        freeze_gc("plan")
+        freeze_gc()
         view = open_view(self._location, tailing=False, corrupt_records=self._options.corrupt_records)
         subscriber = Subscriber(view, self._location, self._options.subscription)
         if self._options.is_table:
@@ -103,7 +103,7 @@ def open_source(task: ReadTask) -> StreamSource:
 
         progress = GroupProgress(view.root, options)
         exit_on_sigterm()
-    freeze_gc("plan")
+    freeze_gc()
     return StreamSource(view, options, planner, progress)
 
 

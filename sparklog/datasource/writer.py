@@ -77,7 +77,6 @@ def write_task(plan: SinkPlan, batches: Iterable[pa.RecordBatch], job: str) -> S
     """Write the rows of a task. `job` identifies the write, and determines the first partition of keyless rows."""
     from pyspark import TaskContext
 
-    from sparklog.format.kernels.kernel_choice import choice
     from sparklog.log.write.rows import sticky_seed
 
     context = TaskContext.get()
@@ -92,7 +91,7 @@ def write_task(plan: SinkPlan, batches: Iterable[pa.RecordBatch], job: str) -> S
         for batch in batches:
             sink.write(batch)
         message = SparklogCommitMessage(sink.finish(), query_id, run_id)
-        freeze_gc("write", choice.loaded)
+        freeze_gc()
         return message
     except BaseException:
         sink.discard()
@@ -271,7 +270,7 @@ def plan_write(location: Location, options: Options, schema: StructType) -> Sink
     if location.kind == NOTHING:
         location = Location(ROOT, location.path, location.root)
     target = None if topic is None else topic_at(root, topic, sink).log.append_target(refresh=False)
-    freeze_gc("plan")
+    freeze_gc()
     return SinkPlan(location, root.id, sink, columns, topic, target)
 
 
@@ -329,7 +328,7 @@ class SparklogStreamWriter(DataSourceStreamArrowWriter):  # type: ignore[misc]
         if writer is None:
             raise BadRequest("The tasks of this micro-batch have no streaming query id: set the option 'txnAppId'")
         publish(self._plan, ours, WriterKey(writer, batchId, run, epoch=self._epoch))
-        freeze_gc("commit")
+        freeze_gc()
 
 
 def _sparklog_messages(messages: Sequence[WriterCommitMessage | None]) -> list[SparklogCommitMessage]:

@@ -28,7 +28,6 @@ from typing import TYPE_CHECKING, Any, Generic, NamedTuple
 
 from sparklog.common.units import size_text
 from sparklog.errors import SparklogError, Unavailable
-from sparklog.format.kernels.kernel_choice import choice
 from sparklog.log.journal.clocks import SYSTEM, Env
 from sparklog.maintenance.work_items import (
     InProcess,
@@ -333,7 +332,7 @@ def _task(work: WorkItem, quiet: bool, _row: int) -> Any:
     progress: Progress = silent if quiet else Meter(work.title)
     try:
         done = work.run(progress)
-        freeze_gc("work", choice.loaded)
+        freeze_gc()
         return done
     except SparklogError as error:
         return error

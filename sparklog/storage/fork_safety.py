@@ -16,7 +16,6 @@ objects after the first use in a worker reduces the Python CPU time of a small m
 
 from __future__ import annotations
 
-import functools
 import gc
 import logging
 import os
@@ -162,15 +161,22 @@ class ForkGuard:
         self._is_unusable = self._is_used
 
 
-@functools.cache
-def freeze_gc(after: str, kernels: int = 0) -> None:
-    """Exempt all existing objects from garbage collection, once per process for each kind of work.
+_frozen_modules = 0
 
-    `kernels` is the number of kernels that have been loaded, because a small first task may be interpreted, and loading
-    kernels imports further modules. Compiling a kernel imports numba, which leaves 25,000 objects in reference cycles,
-    so collect them before freezing. Other imports leave no cycles, so skip the collection, which would add 25 ms to the
-    start of a query.
+
+def freeze_gc() -> None:
+    """Exempt all existing objects from garbage collection, if modules have been imported since the last call.
+
+    A worker calls this function at the end of each piece of work. Imports may also follow the first piece of work:
+    Spark returns the result of a write task with a call of pyarrow that imports pandas. If numba was imported to
+    compile a kernel, it leaves 25,000 objects in reference cycles, so collect them before freezing. Other imports leave
+    no cycles, so skip the collection, which would add 25 ms to the start of a query.
     """
-    if kernels and "numba" in sys.modules:
+    global _frozen_modules
+    modules = len(sys.modules)
+    if modules <= _frozen_modules:
+        return
+    _frozen_modules = modules
+    if "numba" in sys.modules:
         gc.collect()
     gc.freeze()

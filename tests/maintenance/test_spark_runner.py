@@ -13,7 +13,6 @@ from typing import Any
 import pytest
 
 from sparklog.errors import Unavailable
-from sparklog.format.kernels import kernel_choice
 from sparklog.maintenance import spark_runner
 from sparklog.maintenance.spark_runner import CLUSTER_JOBS, MAX_LISTED, SparkRunner, _parallelism, _SparkJobs, _task
 from sparklog.maintenance.work_items import WorkResult
@@ -86,31 +85,32 @@ def test_failure_to_start_a_thread_stops_the_other_threads(monkeypatch: pytest.M
     assert [batch._stopped for batch in batches] == [True]
 
 
-def test_objects_are_frozen_once_per_kind_of_work(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_objects_are_frozen_after_imports(monkeypatch: pytest.MonkeyPatch) -> None:
     calls: list[str] = []
-    fork_safety.freeze_gc.cache_clear()
+    modules = {"a": gc}
+    monkeypatch.setattr(fork_safety, "_frozen_modules", 0)
+    monkeypatch.setattr(fork_safety, "sys", SimpleNamespace(modules=modules))
     monkeypatch.setattr(gc, "collect", lambda: calls.append("collect"))
     monkeypatch.setattr(gc, "freeze", lambda: calls.append("freeze"))
-    for after in ("read", "read", "write"):
-        fork_safety.freeze_gc(after)
-    assert calls == ["freeze"] * 2, "imports leave nothing to collect, and looking takes as long as they do"
-    for module, expected in ((None, ["freeze"]), (gc, ["collect", "freeze"])):
-        fork_safety.freeze_gc.cache_clear()
-        calls.clear()
-        loaded = {name: each for name, each in sys.modules.items() if name != "numba"}
-        monkeypatch.setattr(sys, "modules", loaded if module is None else {**loaded, "numba": module})
-        fork_safety.freeze_gc("read", 1)
-        assert calls == expected, "only numba leaves garbage"
+    for _ in range(2):
+        fork_safety.freeze_gc()
+    assert calls == ["freeze"], "imports leave nothing to collect, and looking takes as long as they do"
+    modules["pandas"] = gc
+    for _ in range(2):
+        fork_safety.freeze_gc()
+    assert calls == ["freeze"] * 2
+    modules["numba"] = gc
+    fork_safety.freeze_gc()
+    assert calls[2:] == ["collect", "freeze"]
 
 
 def test_work_item_leaves_few_objects_for_garbage_collection(monkeypatch: pytest.MonkeyPatch) -> None:
     calls: list[str] = []
-    monkeypatch.setattr(spark_runner, "freeze_gc", lambda after, kernels: calls.append(f"{after} {kernels}"))
-    monkeypatch.setattr(kernel_choice.choice, "loaded", 7)
+    monkeypatch.setattr(spark_runner, "freeze_gc", lambda: calls.append("frozen"))
     done = WorkResult((), (), ())
     work: Any = SimpleNamespace(run=lambda progress: done)
     assert _task(work, True, 0) is done
-    assert calls == ["work 7"]
+    assert calls == ["frozen"]
 
 
 def test_task_does_not_import_topics_or_groups() -> None:
