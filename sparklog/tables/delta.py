@@ -378,10 +378,9 @@ class DeltaLakeTable:
             )
 
     def _schema(self, columns: Sequence[pa.Field]) -> Schema:
-        # The library would convert unsigned integers to signed integers of the same width.
-        unsigned = next((column for column in columns if _contains_unsigned(column.type)), None)
-        if unsigned is not None:
-            raise BadRequest(f"Delta tables do not support column '{unsigned.name}' of type {unsigned.type}")
+        unsupported = next((column for column in columns if _is_unsupported(column.type)), None)
+        if unsupported is not None:
+            raise BadRequest(f"Delta tables do not support column '{unsupported.name}' of type {unsupported.type}")
         try:
             return Schema.from_arrow(pa.schema(columns))
         except Exception as error:  # noqa: BLE001  (The library raises no other class for an unsupported type.)
@@ -529,9 +528,12 @@ def _buckets(column: pa.Array, buckets: int) -> pa.Array:
     return pa.array(numbers, pa.int32(), mask=numbers < 0)
 
 
-def _contains_unsigned(kind: pa.DataType) -> bool:
+def _is_unsupported(kind: pa.DataType) -> bool:
+    """Return True if a type contains a time, or an unsigned integer. deltalake would convert the unsigned integer to a
+    signed integer of the same width.
+    """
     inner = (kind.field(index).type for index in range(kind.num_fields))
-    return pa.types.is_unsigned_integer(kind) or any(map(_contains_unsigned, inner))
+    return pa.types.is_unsigned_integer(kind) or pa.types.is_time(kind) or any(map(_is_unsupported, inner))
 
 
 def _text(error: BaseException) -> str:

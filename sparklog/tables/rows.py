@@ -364,7 +364,9 @@ def can_cast(kind: pa.DataType, wider: pa.DataType) -> bool:
         return bool(kind.bit_width <= wider.bit_width)
     if _is_text(kind) and _is_text(wider):
         return True
-    return bool(kind == wider) or (_is_bytes(kind) and _is_bytes(wider)) or _is_finer(kind, wider)
+    if _is_bytes(wider):
+        return _is_bytes(kind) or bool(pa.types.is_fixed_size_binary(kind))
+    return bool(kind == wider) or _is_finer(kind, wider)
 
 
 def _is_list(kind: pa.DataType) -> bool:

@@ -358,7 +358,7 @@ def test_added_columns_are_null_in_existing_rows(table: DeltaLakeTable, path: Pa
 )
 def test_unsupported_type_is_rejected(table: DeltaLakeTable, kind: pa.DataType) -> None:
     layout = TableLayout(pa.schema([pa.field("a", kind)]), "append")
-    with pytest.raises(BadRequest, match=r"(Delta tables do not support column 'a'|Invalid data type)"):
+    with pytest.raises(BadRequest, match=r"^Delta tables do not support column 'a' of type"):
         table.create(layout, START)
 
 

@@ -122,3 +122,20 @@ def test_partitioning() -> None:
     for text in ("bucket(0, id)", "hour(x)", "day()", ""):
         with pytest.raises(BadRequest, match="partition_by must be day"):
             parse_partition_by(text)
+
+
+def test_fixed_values_are_copied_to_both_kinds_of_tables(tmp_path: Path) -> None:
+    pytest.importorskip("deltalake")
+    fixed = {"type": "record", "name": "R", "fields": [
+        {"name": "f", "type": {"type": "fixed", "name": "F", "size": 2}},
+        {"name": "s", "type": {"type": "record", "name": "S", "fields": [{"name": "g", "type": "F"}]}},
+    ]}  # fmt: skip
+    topic = sparklog.open(tmp_path / "log", create=True).create_topic("t")
+    row = {"f": b"ab", "s": {"g": b"\0\xff"}}
+    topic.append(formats.encode_records(pa.table({"value": [row]}), value="avro", value_schema=fixed))
+    catalog = pyiceberg.load_catalog("default", **properties(tmp_path))
+    sparklog.to_iceberg(topic.root, "t", "shop.t", catalog=catalog, payload="avro", schema=fixed)
+    sparklog.to_delta(topic.root, "t", str(tmp_path / "delta"), payload="avro", schema=fixed)
+    delta = __import__("deltalake").DeltaTable(str(tmp_path / "delta")).to_pyarrow_table()
+    for rows in (catalog.load_table("shop.t").scan().to_arrow(), delta):
+        assert rows.select(["f", "s"]).to_pylist() == [row]
