@@ -18,7 +18,7 @@ import signal
 import sys
 import tempfile
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timezone
@@ -28,16 +28,20 @@ from typing import IO, Any, Literal, cast
 import pyarrow as pa
 
 import sparklog
-from sparklog.errors import Conflict, Unavailable
+from sparklog.errors import BadRequest, Conflict, Unavailable
 from sparklog.log.journal.clocks import SYSTEM
 from sparklog.log.topic.root import Root, RootView
 from sparklog.tables.copy import TableCopy, TableCopyOptions
+from sparklog.tables.root_watermark import RootWatermarkTable
 from sparklog.tables.rows import RowOptions
 from sparklog.tables.target import NewOutput, TargetTable
 from sparklog.transactions.producer import transactional
 
-TableKind = Literal["delta", "sqlite", "postgres", "rest"]
-TABLES: tuple[TableKind, ...] = ("delta", "sqlite", "postgres", "rest")
+TableKind = Literal["delta", "sqlite", "postgres", "rest", "sqlite-root", "postgres-root"]
+"""`-root`: the watermark is stored in the root."""
+TABLES: tuple[TableKind, ...] = ("delta", "sqlite", "postgres", "rest", "sqlite-root", "postgres-root")
+UNRESOLVED = 3
+"""The exit code of a copy that does not know whether the table contains a commit."""
 TOPIC, PARTITIONS, KEYS = "orders", 2, 8
 SCHEMA = "n INT, k INT"
 NAMESPACE = ("shop", "orders")
@@ -113,8 +117,13 @@ class Place:
         # pyiceberg, which rewrites the files of the table, requires another package for partitioned tables.
         return TableCopyOptions(rows, max_offsets=40, partition_by="default" if self.kind == "delta" else None)
 
+    @property
+    def is_in_root(self) -> bool:
+        return self.kind.endswith("-root")
+
     @contextmanager
     def open(self) -> Iterator[TargetTable]:
+        """Open the table. If the watermark is in the root, `located` returns the target of copies."""
         if self.kind == "delta":
             from sparklog.tables.delta import DeltaLakeTable
 
@@ -131,7 +140,11 @@ class Place:
                 yield IcebergTable(catalog, NAMESPACE, new_id)
             return
         with SqlCatalog("test", **sql_properties(Path(self.directory), self.uri)) as sql:
-            yield IcebergTable(sql, NAMESPACE, new_id)
+            yield IcebergTable(sql, NAMESPACE, new_id, has_properties=not self.is_in_root)
+
+    def located(self, table: TargetTable, root: Root, resume_offsets: Mapping[int, int] | None = None) -> TargetTable:
+        """Return the target of copies."""
+        return RootWatermarkTable(cast(Any, table), root, resume_offsets) if self.is_in_root else table
 
 
 def copy_until_killed(place: Place, point: str, skipped: int) -> None:
@@ -140,9 +153,13 @@ def copy_until_killed(place: Place, point: str, skipped: int) -> None:
         view = RootView(sparklog.open(place.root))
         try:
             kill_at(table, point, skipped)
-            TableCopy(view, TOPIC, table, place.options).copy_existing()
+            TableCopy(view, TOPIC, place.located(table, view.root), place.options).copy_existing()
         except (Conflict, Unavailable) as error:
             print(f"copy: {error.code} {error}", file=sys.stderr)
+        except BadRequest as error:
+            if "resume_offsets" not in str(error):
+                raise
+            sys.exit(UNRESOLVED)
 
 
 @dataclass
@@ -177,18 +194,31 @@ class Series:
                 processes.append((process, arguments[1]))
             for process, point in processes:
                 process.join(120)
-                assert process.exitcode in (0, -signal.SIGKILL), f"{point}: exit code {process.exitcode}"
-                if process.exitcode:
+                assert process.exitcode in (0, -signal.SIGKILL, UNRESOLVED), f"{point}: exit code {process.exitcode}"
+                if process.exitcode == -signal.SIGKILL:
                     self.counts["kills"] += 1
                     self.counts[point] += 1
+            if any(process.exitcode == UNRESOLVED for process, _ in processes):
+                self.counts["unresolved commits"] += 1
+                self.copy(root)
             if self.source.random() < 0.2:
                 self.change_table()
             if self.source.random() < 0.1 and self.place.is_upsert:
                 sparklog.compact(root, topics=[TOPIC], roll=True)
                 self.counts["compactions of the topic"] += 1
-        with self.place.open() as table:
-            TableCopy(RootView(root), TOPIC, table, self.place.options).copy_existing()
+        self.copy(root)
         self.check(root)
+
+    def copy(self, root: Root) -> None:
+        """Copy the existing records, as a user does who finds the copied offsets in the rows."""
+        resume_offsets: dict[int, int] = {}
+        if self.place.is_in_root and not self.place.is_upsert:
+            for row in self.rows():
+                partition, end = row["_partition"], row["_offset"] + 1
+                resume_offsets[partition] = max(end, resume_offsets.get(partition, 0))
+        with self.place.open() as table:
+            target = self.place.located(table, root, resume_offsets)
+            TableCopy(RootView(root), TOPIC, target, self.place.options).copy_existing()
 
     def append(self, root: Root) -> None:
         numbers = range(self.next_number, self.next_number + self.source.randint(1, 12))
@@ -249,7 +279,8 @@ class Series:
             return found
         with self.place.open() as table:
             state = table.load()
-            assert state is not None
+            if state is None:
+                return []
             rows: list[dict[str, Any]] = state.handle.scan().to_arrow().to_pylist()
             return rows
 
@@ -272,7 +303,7 @@ def run_series(kind: TableKind, kills: int, seed: int, directory: Path, *, is_up
     """
     with ExitStack() as stack:
         uri = f"sqlite:///{directory}/catalog.db"
-        if kind == "postgres":
+        if kind in ("postgres", "postgres-root"):
             from tests.support.servers.postgres import running_postgres
 
             server = stack.enter_context(running_postgres())

@@ -235,17 +235,6 @@ def an_unresolved_commit_is_skipped(patch: Patch) -> None:
     patch.setattr(RootWatermarkTable, "_resumed", lambda self, watermark, pending: pending)
 
 
-def a_successful_commit_replaces_any_pending_one(patch: Patch) -> None:
-    """The entry after a commit is written even if another run has begun to commit."""
-
-    def complete(log: Any, watermark: Watermark) -> None:
-        properties = watermark.to_properties()
-        with suppress(SparklogError):
-            log.write(lambda entry: replace(entry, watermark=properties, pending={}, based_on=""))
-
-    patch.setattr(root_watermark, "_complete", complete)
-
-
 def a_failed_commit_removes_its_pending_watermark(patch: Patch) -> None:
     """The entry of a commit is removed if another commit came first."""
     real = RootWatermarkTable.append
@@ -279,7 +268,6 @@ def a_failed_commit_removes_its_pending_watermark(patch: Patch) -> None:
     BrokenRule(a_pending_watermark_is_written_after_the_commit, "root append", SEEDS, first=1),
     BrokenRule(an_unresolved_commit_is_repeated, "root append", SEEDS, first=2),
     BrokenRule(an_unresolved_commit_is_skipped, "root append", SEEDS, first=5),
-    BrokenRule(a_successful_commit_replaces_any_pending_one, "root append", SEEDS, first=93),
     BrokenRule(a_failed_commit_removes_its_pending_watermark, "root append", SEEDS, first=2),
 )
 def test_broken_rule_is_detected(rule: BrokenRule, monkeypatch: Patch) -> None:
