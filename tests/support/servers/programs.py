@@ -104,6 +104,26 @@ KAFKAJS = Program(
     _npm("kafkajs@2.2.4", "kafkajs-snappy@1.1.0", "lz4-napi@2.9.0", "zstd-codec@0.1.5"),
     "node",
 )
+PYSPARK_4_0 = Program(
+    "pyspark-4.0.1", "4.0.1", "pyspark-4.0.1/bin/python", _pip("pyspark-4.0.1", "pyspark==4.0.1"), "java"
+)
+ICEBERG_RUNTIME = Program(
+    "iceberg-spark-runtime-4.0_2.13-1.10.0.jar",
+    "1.10.0",
+    "iceberg-spark-runtime-4.0_2.13-1.10.0.jar",
+    _maven("org.apache.iceberg:iceberg-spark-runtime-4.0_2.13:1.10.0"),
+    "java",
+)
+DUCKDB_ICEBERG = Program(
+    "duckdb-iceberg-1.5.5",
+    "1.5.5",
+    "duckdb-iceberg-1.5.5/bin/python",
+    _pip(
+        "duckdb-iceberg-1.5.5",
+        *("duckdb==1.5.5", "duckdb-extension-iceberg==1.5.5", "duckdb-extension-avro==1.5.5", "pytz==2025.2"),
+    ),
+)
+"""Interpreters with readers of Iceberg tables, and the jar that Spark needs for it."""
 PROGRAMS = (AZURITE, S3RVER, S3MOCK_4, S3MOCK_5, VERSITYGW, *LIBRDKAFKA)
 
 
@@ -123,6 +143,15 @@ def find(program: Program) -> str:
     if named is None:
         raise Missing(f"no {program.name} in {folder()} or on the PATH: {FETCH} {program.name}")
     return named
+
+
+def find_or_fetch(program: Program) -> str:
+    """Return the path of a program, which is fetched at first use. Raises `Missing` if it cannot be fetched."""
+    try:
+        return find(program)
+    except Missing:
+        fetch(program)
+    return find(program)
 
 
 def fetch(program: Program) -> str:
