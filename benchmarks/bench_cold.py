@@ -118,7 +118,7 @@ def first_batch(kind: str, folder: str, broker: str) -> None:
         "kafka": {"topic": "copies", **servers},
     }
     options = reads.get(kind, {"tasks": "2", "batchRows": "200"})
-    assert spark.read.format(kind).options(**options).load().select("value").state() is not None
+    assert spark.read.format(kind).options(**options).load().select("value").first() is not None
     row, cpu, begun = time.perf_counter() - opened, tree_cpu(), time.perf_counter()
     frame = spark.readStream.format(kind).options(**options).load().select("key", "value")
     writer = frame.writeStream.format(kind).options(**writes.get(kind, {}))
