@@ -365,7 +365,8 @@ class TableCopy:
         ]
 
     def _share(self, records: int, total: int) -> int:
-        return max(1, records * self._max_offsets // total)
+        """Return the share of a partition, rounded up. Otherwise, a few records would remain for another interval."""
+        return max(1, -(-records * self._max_offsets // total))
 
     # -- the table
 

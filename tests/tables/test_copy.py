@@ -107,6 +107,15 @@ def test_intervals_contain_at_most_the_maximum_number_of_records(root: Root, cat
     assert len(set(positions(catalog))) == catalog.rows().num_rows == 10
 
 
+def test_records_that_fit_in_two_intervals_are_not_copied_in_three(root: Root, catalog: MemoryCatalog) -> None:
+    topic = root.create_topic("t", partitions=3)
+    for partition, count in enumerate((3, 3, 4)):
+        for _ in range(count):
+            append(topic, b"a", partition=partition)
+    report = table_copy(root, catalog, TableCopyOptions(max_offsets=5)).copy_existing()
+    assert (report.records, report.commits) == (10, 2)
+
+
 def test_aborted_records_are_not_copied(root: Root, catalog: MemoryCatalog) -> None:
     topic = root.create_topic("t")
     producer = transactional(root, "writer")
