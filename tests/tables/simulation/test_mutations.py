@@ -259,7 +259,7 @@ def a_failed_commit_removes_its_pending_watermark(patch: Patch) -> None:
     BrokenRule(the_table_is_created_before_a_record_is_decoded, REJECTED, SEEDS),
     BrokenRule(the_watermark_is_that_of_the_topic, "append", SEEDS),
     BrokenRule(bad_records_are_committed_again, "append", SEEDS),
-    BrokenRule(bad_records_are_not_committed, "append", range(200, 400), first=269),
+    BrokenRule(bad_records_are_not_committed, "append", range(800, 1000), first=882),
     BrokenRule(files_of_a_conflict_are_committed_by_name, "append", SEEDS),
     BrokenRule(all_attempts_are_committed, "append", SEEDS),
     BrokenRule(a_slice_is_skipped, "append", SEEDS),
