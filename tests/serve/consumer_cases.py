@@ -395,6 +395,14 @@ def commits_of_a_static_member_that_returns(group: ConsumerGroup) -> Answer:
 
 
 @script
+def commits_of_a_consumer_that_does_not_join(group: ConsumerGroup) -> Answer:
+    steps = [group.commit("a", -1), group.committed(None, -1), group.commit("a", -1, version=8, offset=6)]
+    steps += [group.commit("a", 1), group.committed("a", -1), group.listed(), group.join("b")]
+    steps += [group.commit("a", -1), group.commit("b", -1), group.committed("a", -1)]
+    return [*steps, group.heartbeat("b", epoch=LEAVES), group.commit("a", -1, offset=7), group.committed(None, -1)]
+
+
+@script
 def subscriptions(group: ConsumerGroup) -> Answer:
     def names(*topics: str) -> list[str]:
         return [group.topics.get(topic, topic) for topic in topics]
@@ -404,6 +412,12 @@ def subscriptions(group: ConsumerGroup) -> Answer:
     steps += [group.heartbeat("a", []), group.heartbeat("a", subscribedTopicNames=names("u", "missing"))]
     steps += [group.heartbeat("a", {"u": range(2)}), group.heartbeat("a", subscribedTopicNames=names("u"))]
     return [*steps, group.described()]
+
+
+@script
+def invalid_topic_names(group: ConsumerGroup) -> Answer:
+    steps = [group.join("a", topics=("t", "a#!b")), group.heartbeat("a", subscribedTopicNames=["x" * 300, "", ".."])]
+    return [*steps, group.heartbeat("a", [], subscribedTopicNames=[group.topics["u"], "\u00e9"])]
 
 
 @script
