@@ -59,11 +59,11 @@ IMPORTS = {
 
 def main() -> None:
     """Run the daemon. The first argument is the module of the workers, as for `pyspark.daemon`."""
-    if not any(name in os.environ for name in MEMORY_LIMITS):
-        with _output_to_stderr():
+    with _output_to_stderr():
+        if not any(name in os.environ for name in MEMORY_LIMITS):
             preload(sys.argv[1])
-    from pyspark.daemon import manager
-
+        # Up to Spark 4.1, this import also imports the module of the workers.
+        from pyspark.daemon import manager
     manager()
 
 
