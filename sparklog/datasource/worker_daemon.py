@@ -1,7 +1,7 @@
 """Spark's daemon of Python workers, which imports the packages of its workers before it forks them.
 
 Spark starts a daemon for each kind of worker: planning, commits, tasks. The daemon forks the workers, and Spark ends
-workers that have been idle for a minute. Since Spark 4.2, `pyspark.daemon` imports almost nothing, so each worker
+workers that have been idle for a minute. In Spark 4.3, `pyspark.daemon` imports almost nothing, so each worker
 imports pyspark, numpy, pyarrow and sparklog again. This daemon imports them once. The script sparklog-python runs this
 module instead of `pyspark.daemon`, and is the only way to replace the daemons of workers that plan and commit.
 
@@ -62,7 +62,7 @@ def main() -> None:
     with _output_to_stderr():
         if not any(name in os.environ for name in MEMORY_LIMITS):
             preload(sys.argv[1])
-        # Up to Spark 4.1, this import also imports the module of the workers.
+        # In Spark 4.0, this import also imports the module of the workers.
         from pyspark.daemon import manager
     manager()
 
