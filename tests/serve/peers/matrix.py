@@ -349,7 +349,7 @@ Of the failed tests of librdkafka, only the subtests in the table failed.
 | Sarama: `TestFuncAdminQuotas` | the server does not have quotas |
 | Sarama: `TestFuncAdminIncrementalAlterConfigs` | changes `log.cleaner.backoff.ms` of a broker |
 | Sarama: `TestFuncAdminUpdateFeatures` | the features of the server cannot be changed |
-| librdkafka: `0077_compaction` | requires a broker that compacts topics, and a low `file.delete.delay.ms` |
+| librdkafka: `0077_compaction` | requires automatic compaction. It also failed at a broker |
 | librdkafka: `0081_admin` | changes configs of a broker and a group, and SCRAM users |
 | librdkafka: `0103_transactions` | the last subtest expects that a [transaction marker](serve.md) has an offset |
 | librdkafka: `0113_cooperative_rebalance` | requires a `group.initial.rebalance.delay.ms` above 100 |
