@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, closing, nullcontext
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypedDict
 
 from sparklog.arguments import NAME, NAMES, OFFSETS, checked
@@ -132,13 +133,17 @@ def to_iceberg(
         report = sparklog.to_iceberg("/data/log", "orders", "shop.orders", catalog=catalog)
         print(report.records, report.next_offsets)
     """
-    opened: Any = catalog
-    if catalog is None or isinstance(catalog, (str, Mapping)):
-        name, properties = (None, catalog) if isinstance(catalog, Mapping) else (catalog, {})
-        opened = open_catalog(name, properties)
-    view = _view(root)
-    _, target, quarantine = iceberg_tables(opened, table_identifier(table), view, watermark, resume_offsets)
-    return copy_topic("to-iceberg", view, topic, target, quarantine, options, spark)
+    identifier, view = table_identifier(table), _view(root)
+    with _opened(catalog) as opened:
+        _, target, quarantine = iceberg_tables(opened, identifier, view, watermark, resume_offsets)
+        return copy_topic("to-iceberg", view, topic, target, quarantine, options, spark)
+
+
+def _opened(catalog: Catalog | Mapping[str, str] | str | None) -> AbstractContextManager[Catalog]:
+    """Open a catalog, and close it at the end of the block. If the caller has opened the catalog, it remains open."""
+    if catalog is None or isinstance(catalog, str):
+        return closing(open_catalog(catalog, {}))
+    return closing(open_catalog(None, catalog)) if isinstance(catalog, Mapping) else nullcontext(catalog)
 
 
 def iceberg_tables(
@@ -262,6 +267,8 @@ def copy_topic(
         from sparklog.maintenance.spark_runner import SparkRunner
 
         runner = SparkRunner(spark)
+    # Do not record a run of a topic that does not exist.
+    view.bounds(topic)
     copy = TableCopy(view, topic, target, copy_options, quarantine, runner=runner)
     with copy.recorder(job):
         return copy.copy_existing()

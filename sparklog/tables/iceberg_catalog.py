@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
@@ -17,6 +18,8 @@ READ_ONLY = "25006"
 """SQLSTATE of a write in a read-only transaction."""
 SQLITE_READ_ONLY = "attempt to write a readonly database"
 """The message of SQLite, which has no SQLSTATEs."""
+PASSWORD = re.compile(r"(//[^\s:/@]*):\S*@")
+"""The user and the password in a URL."""
 
 
 def open_catalog(name: str | None, properties: Mapping[str, str]) -> Catalog:
@@ -44,6 +47,8 @@ def open_catalog(name: str | None, properties: Mapping[str, str]) -> Catalog:
         reason = error_text(cause if isinstance(cause, ModuleNotFoundError) else error)
         if isinstance(error, ImportError) or type(error).__name__ == "NotInstalledError":
             raise BadRequest(f"cannot open the Iceberg catalog: {reason}; install the package") from error
+        # pyiceberg lists the values of all properties, which include credentials.
+        reason = reason.partition(" with the following properties")[0]
         advised = f"configure it in .pyiceberg.yaml or with {catalog_properties()}"
         if hasattr(error, "orig"):
             raise Unavailable(f"cannot open the Iceberg catalog: {reason}; {advised}") from error
@@ -76,8 +81,11 @@ def _load(load: Callable[..., Any], name: str | None, properties: Mapping[str, s
 
 
 def error_text(error: BaseException | None) -> str:
-    """Return the message of an error in one line. For an error of a database, this is the message of its driver."""
-    return " ".join(str(getattr(error, "orig", None) or error).split()) or type(error).__name__
+    """Return the message of an error in one line, without passwords in URLs. For an error of a database, this is the
+    message of its driver.
+    """
+    text = " ".join(str(getattr(error, "orig", None) or error).split())
+    return PASSWORD.sub(r"\1:***@", text) or type(error).__name__
 
 
 def sqlstate(error: Exception) -> str | None:

@@ -37,6 +37,28 @@ def test_topic_is_copied_to_an_iceberg_table(tmp_path: Path) -> None:
     assert (bad["offset"], bad["value"], bad["reason"]) == (2, b"x", "the value is not a JSON object")
 
 
+def test_run_for_a_missing_topic_is_not_recorded(tmp_path: Path) -> None:
+    root = sparklog.open(tmp_path / "log", create=True)
+    with pytest.raises(NotFound, match="'t'"):
+        sparklog.to_iceberg(root, "t", "shop.t", catalog=properties(tmp_path))
+    assert list(root.store.list_folders("_tables/")) == []
+
+
+def test_only_catalogs_of_the_caller_remain_open(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from pyiceberg.catalog.sql import SqlCatalog
+
+    closed: list[object] = []
+    catalog = open_catalog("default", properties(tmp_path))
+    monkeypatch.setattr(SqlCatalog, "close", lambda catalog: closed.append(catalog))
+    root = sparklog.open(tmp_path / "log", create=True)
+    root.create_topic("t")
+    sparklog.to_iceberg(root, "t", "shop.t", catalog=catalog)
+    assert closed == []
+    sparklog.to_iceberg(root, "t", "shop.t", catalog=properties(tmp_path))
+    assert len(closed) == 1
+    assert catalog not in closed
+
+
 def test_read_only_database_of_a_catalog_is_a_missing_right(tmp_path: Path) -> None:
     topic = sparklog.open(tmp_path / "log", create=True).create_topic("t")
     for number in range(2):

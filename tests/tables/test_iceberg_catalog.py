@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from pathlib import Path
 from typing import Any
@@ -30,7 +31,7 @@ def test_another_process_creates_the_tables_of_the_catalog(tmp_path: Path, monke
 
 def test_missing_driver_of_postgres_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "psycopg2", None)
-    with pytest.raises(BadRequest, match=r"Iceberg catalogs in PostgreSQL require psycopg2: .*(psycopg2-binary|extra)"):
+    with pytest.raises(BadRequest, match=r"Iceberg catalogs in PostgreSQL require psycopg2: .*(sql-postgres|extra)"):
         open_catalog("test", sql_properties(tmp_path, "postgresql+psycopg2://localhost/catalog"))
 
 
@@ -50,3 +51,18 @@ def test_other_packages_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(SqlCatalog, "_init_catalog", missing)
     with pytest.raises(BadRequest, match="No module named 'pymysql'; install the package"):
         open_catalog("test", sqlite_properties(tmp_path))
+
+
+@pytest.mark.parametrize(
+    "properties",
+    [
+        {"uri": "postgres://anna:pa/ss@word@db/catalog"},
+        {"type": "rest", "uri": "http//anna:pa/ss@word@db/catalog"},
+        {"type": 7, "uri": "http://db", "credential": "anna:pa/ss@word"},
+    ],
+)
+def test_errors_contain_no_password(properties: dict[str, str]) -> None:
+    with pytest.raises((BadRequest, Unavailable)) as caught:
+        open_catalog("test", properties)
+    assert "cannot open the Iceberg catalog: " in str(caught.value)
+    assert not re.search("pa/ss|word", str(caught.value))
