@@ -61,7 +61,7 @@ class _Buffer:
         if not self.batches:
             self.first = offset
         self.batches.append(rows)
-        nbytes: int = rows.nbytes + COLUMN_BYTES * rows.num_columns
+        nbytes = _memory_of(rows)
         self.nbytes += nbytes
         return nbytes
 
@@ -118,7 +118,7 @@ class DataFileWriter:
             # Many batches are divided together, because each division of a batch into many parts is slow.
             names = [str(number) for number in range(len(keys) + 1)]
             self._mixed.append((rows, pa.RecordBatch.from_arrays([*keys, offset], names)))
-            self._mixed_bytes += rows.nbytes
+            self._mixed_bytes += _memory_of(rows)
             if self._mixed_bytes >= MIXED_BYTES:
                 self._divide()
 
@@ -227,6 +227,11 @@ def parquet_writer(output: NewOutput, schema: pa.Schema, keys: Sequence[str] = (
 
 def _is_plain(item: pa.Field) -> bool:
     return item.name in PLAIN_COLUMNS and (pa.types.is_binary(item.type) or pa.types.is_list(item.type))
+
+
+def _memory_of(rows: pa.RecordBatch) -> int:
+    nbytes: int = rows.nbytes + COLUMN_BYTES * rows.num_columns
+    return nbytes
 
 
 def _is_constant(column: pa.Array) -> bool:

@@ -10,12 +10,14 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from sparklog.errors import Unavailable
 from sparklog.tables.target import RowChanges
 
 OFFSET, PARTITION, DELETED = "_sparklog_offset", "_sparklog_partition", "_sparklog_deleted"
@@ -88,7 +90,8 @@ class LatestRows:
     def add(self, rows: pa.RecordBatch, deleted: pa.BooleanArray, partition: pa.Array, offset: pa.Array) -> None:
         """Add rows and, for each row, True in `deleted` if the record deletes its key.
 
-        Raises `TooManyChanges` if there are more rows than fit in memory or in the temporary file.
+        Raises `TooManyChanges` if there are more rows than fit in memory or in the temporary file, and `Unavailable` if
+        the temporary file cannot be written.
         """
         columns = [*rows.columns, offset, partition, deleted]
         table = pa.table(columns, pa.schema([*rows.schema, *POSITION]))
@@ -156,8 +159,9 @@ class _RowFile:
     """A temporary file with the rows of each partition of a table. It is deleted even if the process is killed."""
 
     def __init__(self, schema: pa.Schema) -> None:
-        self._file = tempfile.TemporaryFile(prefix="sparklog-upsert-")  # noqa: SIM115 - closed by `close`
-        self._writer = pa.ipc.new_file(self._file, schema)
+        with _file_errors():
+            self._file = tempfile.TemporaryFile(prefix="sparklog-upsert-")  # noqa: SIM115 - closed by `close`
+            self._writer = pa.ipc.new_file(self._file, schema)
         self._batches: dict[tuple[Any, ...], list[int]] = {}
         self._nbytes: dict[tuple[Any, ...], int] = {}
         self._count = 0
@@ -170,7 +174,8 @@ class _RowFile:
     def write(self, values: tuple[Any, ...], rows: pa.Table) -> int:
         """Write rows of a partition, and return the size of all rows of the partition."""
         for batch in rows.combine_chunks().to_batches():
-            self._writer.write_batch(batch)
+            with _file_errors():
+                self._writer.write_batch(batch)
             self._batches.setdefault(values, []).append(self._count)
             self._nbytes[values] = self._nbytes.get(values, 0) + batch.nbytes
             self._count += 1
@@ -178,7 +183,9 @@ class _RowFile:
 
     def finish(self) -> None:
         """Complete the file, so that it can be read."""
-        self._writer.close()
+        with _file_errors():
+            self._writer.close()
+            self._file.flush()
 
     def parts(self) -> Iterator[list[pa.Table]]:
         """Yield the rows of each partition."""
@@ -187,7 +194,21 @@ class _RowFile:
             yield [pa.Table.from_batches([reader.get_batch(index)]) for index in batches]
 
     def close(self) -> None:
-        self._file.close()
+        # Closing writes buffered bytes, which fails if the disk is full.
+        with suppress(OSError):
+            self._file.close()
+
+
+@contextmanager
+def _file_errors() -> Iterator[None]:
+    """Convert the errors of requests to the temporary file to `Unavailable`."""
+    try:
+        yield
+    except OSError as error:
+        raise Unavailable(
+            f"cannot write the changes of an upsert to a temporary file: {error}; free space, or set TMPDIR to another "
+            "directory"
+        ) from error
 
 
 class _StoredChanges:

@@ -139,6 +139,16 @@ def test_rows_of_many_days(monkeypatch: pytest.MonkeyPatch) -> None:
     assert sorted(offset for offsets in found.values() for offset in offsets) == list(range(3000))
 
 
+def test_memory_of_small_batches_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(data_files, "MIXED_BYTES", 50_000)
+    table, state = new_table()
+    writer = DataFileWriter(table, state, "id", "attempt", {0: 400})
+    for first in range(0, 400, 2):
+        write(writer, rows([0, 0], first, [0, 1]))
+        assert len(writer._mixed) * len(SCHEMA) * data_files.COLUMN_BYTES < 50_000
+    assert sum(file.records for file in writer.finish()) == 400
+
+
 def test_file_that_was_closed_for_another_file(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(data_files, "ROW_GROUP_BYTES", 5000)
     monkeypatch.setattr(data_files, "MAX_OPEN_FILES", 1)

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import random
+import tempfile
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
 
+from sparklog.errors import Unavailable
 from sparklog.tables import latest as latest_module
 from sparklog.tables.latest import LatestRows
 from sparklog.tables.rows import RowOptions, row_decoder
@@ -94,6 +98,21 @@ def test_changes_of_each_partition_of_a_file(monkeypatch: pytest.MonkeyPatch) ->
                 digits.append({key[-1:] for key in part.keys["k"].to_pylist()})
             assert found == expected
             assert sorted(digits, key=min) == [{b"%d" % digit} for digit in range(10)]
+
+
+def test_full_disk_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(latest_module, "BUFFER_BYTES", 3000)
+    full = partial(Path("/dev/full").open, "w+b")
+    monkeypatch.setattr(tempfile, "TemporaryFile", lambda prefix: full())
+
+    def write() -> None:
+        with LatestRows(["k"], SCHEMA, 1 << 20, by_last_digit) as latest:
+            for first in range(2000):
+                add(latest, [(b"%d" % first, first, False, 0, first)])
+            latest.changes()
+
+    with pytest.raises(Unavailable, match=r"temporary file: .*No space left on device; free space, or set TMPDIR"):
+        write()
 
 
 def test_file_is_not_written_for_few_keys(monkeypatch: pytest.MonkeyPatch) -> None:
