@@ -163,7 +163,9 @@ class Accumulator:
             self._return_room(batch)
         if self._closed_error is not None or self._used_bytes + memory > self._buffer_memory:
             self._wait_for_memory(memory, nbytes)
-            batch = self.batches.get(topic)
+            if (batch := self.batches.get(topic)) is not None:
+                # Another thread may have reserved room during the wait.
+                self._return_room(batch)
         if batch is None:
             batch = self.batches[topic] = Batch(topic, self._boot_ms() + self._linger_ms)
             self._due.notify()

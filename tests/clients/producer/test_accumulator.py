@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pyarrow as pa
 import pytest
 
@@ -123,6 +125,24 @@ def test_a_batch_reserves_room_for_its_next_records() -> None:
     assert max(room[9:]) > 10_000
     waiting.release(waiting.drain())
     assert waiting._used_bytes == 0
+
+
+def test_the_room_that_is_reserved_during_a_wait_for_memory_is_counted_once() -> None:
+    waiting = accumulator(World(), records=3)
+
+    def wait_for(condition: Callable[[], bool], timeout: float | None) -> bool:
+        waiting.release_lock()
+        waiting.release(waiting.drain())
+        waiting.append("t", None, b"", 0, 0, None)
+        waiting.acquire_lock()
+        return condition()
+
+    waiting._released.wait_for = wait_for  # type: ignore[method-assign]
+    for _ in range(4):
+        waiting.append("t", *RECORD)
+    (batch,) = waiting.batches.values()
+    assert (batch.rows, batch.nbytes) == (2, 100)
+    assert waiting._used_bytes == batch.memory == batch.room + 2 * RECORD_BYTES + 100
 
 
 def test_a_closed_accumulator_has_no_room() -> None:
