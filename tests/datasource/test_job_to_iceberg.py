@@ -108,7 +108,7 @@ def test_tasks_decode_values_and_retain_the_latest_record_of_each_key(
         topic.append(pa.table({"key": keys, "value": pa.array(values, pa.binary())}))
         access = ("--schema-registry", server.url, "--registry-config", str(tmp_path / "registry.properties"))
         assert to_iceberg.main(words(tmp_path, *upsert, *access, "--bad-records", "quarantine")) == DONE
-        assert "1 key deleted, 1 bad record" in capsys.readouterr().out
+        assert "60 records in 1 commit, 1 bad record" in capsys.readouterr().out
         assert to_iceberg.main(words(tmp_path, *upsert, *access, table="shop.others")) == FAILED
         assert "use --bad-records quarantine or skip to continue without it" in capsys.readouterr().err
     found = {row["id"]: row["n"] for row in table_rows(tmp_path).to_pylist()}
