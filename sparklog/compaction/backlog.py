@@ -19,10 +19,13 @@ from typing import NamedTuple
 import numpy as np
 
 from sparklog.common.units import count, size_text
-from sparklog.compaction.clean_plan import keyless_by_default
-from sparklog.compaction.clean_range import Cleanable, CleanerOffsets, cleanable, first_batch_timestamp
-from sparklog.compaction.merge_plan import plan_merges
-from sparklog.compaction.seal_plan import plan_sealing
+from sparklog.compaction.clean_range import (
+    Cleanable,
+    CleanerOffsets,
+    cleanable,
+    first_batch_timestamp,
+    keyless_by_default,
+)
 from sparklog.log.read.planned_slices import planned_slices
 from sparklog.log.state.commit import COMPACT, MERGE, SEAL
 from sparklog.log.state.configs import TopicConfigs
@@ -119,6 +122,9 @@ def explain(snapshot: Snapshot, settings: Settings, *, seal_only: bool = False, 
     """Return the planned sealing, merging and cleaning of each partition, or the reasons why a partition is not
     cleaned.
     """
+    # Only dry runs plan work items. Commands that show the backlog import neither the work items nor pyarrow.
+    from sparklog.compaction.seal_plan import plan_sealing
+
     topic, configs = snapshot.topic, settings.configs_of(snapshot.topic, snapshot.state.configs)
     nbytes: Counter[int] = Counter()
     segments: Counter[int] = Counter()
@@ -153,6 +159,8 @@ def explain(snapshot: Snapshot, settings: Settings, *, seal_only: bool = False, 
 
 
 def _planned_merging(snapshot: Snapshot, settings: Settings, sealed_bases: Mapping[int, set[int]]) -> list[Planned]:
+    from sparklog.compaction.merge_plan import plan_merges
+
     slices: Counter[int] = Counter()
     outputs: Counter[int] = Counter()
     nbytes: Counter[int] = Counter()

@@ -11,8 +11,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-import numpy as np
-
 from sparklog.compaction.clean_range import CleanerOffsets
 from sparklog.compaction.clean_work import CleanWork
 from sparklog.log.journal.clocks import SYSTEM, Env
@@ -22,21 +20,6 @@ from sparklog.log.state.slice_table import Snapshot
 from sparklog.log.state.slices import SliceFlag
 from sparklog.maintenance.work_items import Settings
 from sparklog.storage.store import Store
-
-
-def keyless_by_default(snapshot: Snapshot, settings: Settings) -> dict[int, str]:
-    """Return the partitions with keyless records that only a default would compact. Each has a reason to reject it."""
-    configs = settings.configs_of(snapshot.topic, snapshot.state.configs)
-    if not configs.is_compacted or "cleanup.policy" in snapshot.state.configs.explicit:
-        return {}
-    rows = snapshot.slices.all()
-    partitions = np.unique(rows.partition[(rows.flags & int(SliceFlag.HAS_NULL_KEYS)) != 0])
-    reason = (
-        f"topic '{snapshot.topic}' contains records without a key, which compaction would drop, and is compacted only "
-        "because of the default log.cleanup.policy; to keep the records, set cleanup.policy=delete on the topic; to "
-        "drop them, set cleanup.policy=compact with force"
-    )
-    return dict.fromkeys(partitions.tolist(), reason)
 
 
 def plan_cleaning(

@@ -17,6 +17,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import dropwhile, takewhile
 
+import numpy as np
+
 from sparklog.errors import NotFound
 from sparklog.format.batch_scan import begins_with_header, single_header
 from sparklog.format.record_batch import HEADER_BYTES
@@ -24,7 +26,10 @@ from sparklog.format.segment_indexes import MAX_RELATIVE_OFFSET
 from sparklog.log.read.planned_slices import PlannedSlice
 from sparklog.log.state.configs import TopicConfigs
 from sparklog.log.state.segments import Segment
+from sparklog.log.state.slice_table import Snapshot
+from sparklog.log.state.slices import SliceFlag
 from sparklog.log.state.topic_state import TopicState
+from sparklog.maintenance.work_items import Settings
 from sparklog.storage.store import Store
 
 
@@ -169,3 +174,18 @@ def first_batch_timestamp(store: Store, source: PlannedSlice) -> int:
     except NotFound:
         return -1
     return int(single_header(data).max_timestamp[0]) if begins_with_header(data) else -1
+
+
+def keyless_by_default(snapshot: Snapshot, settings: Settings) -> dict[int, str]:
+    """Return the partitions with keyless records that only a default would compact. Each has a reason to reject it."""
+    configs = settings.configs_of(snapshot.topic, snapshot.state.configs)
+    if not configs.is_compacted or "cleanup.policy" in snapshot.state.configs.explicit:
+        return {}
+    rows = snapshot.slices.all()
+    partitions = np.unique(rows.partition[(rows.flags & int(SliceFlag.HAS_NULL_KEYS)) != 0])
+    reason = (
+        f"topic '{snapshot.topic}' contains records without a key, which compaction would drop, and is compacted only "
+        "because of the default log.cleanup.policy; to keep the records, set cleanup.policy=delete on the topic; to "
+        "drop them, set cleanup.policy=compact with force"
+    )
+    return dict.fromkeys(partitions.tolist(), reason)

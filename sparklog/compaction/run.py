@@ -26,7 +26,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from sparklog.compaction.backlog import compaction_backlog, explain, with_slices
-from sparklog.compaction.clean_plan import keyless_by_default, plan_cleaning
+from sparklog.compaction.clean_plan import plan_cleaning
+from sparklog.compaction.clean_range import keyless_by_default
 from sparklog.compaction.clean_work import CleanResult
 from sparklog.compaction.merge_plan import plan_merges
 from sparklog.compaction.seal_plan import plan_sealing

@@ -20,9 +20,12 @@ from sparklog.groups.lag import Groups
 from tests.cli.test_every_command import commands
 
 REPOSITORY = Path(__file__).parents[2]
+MAINTENANCE = RETAIN, CLEANER = "sparklog.retention.retain", "sparklog.compaction.cleaner"
+"""The code of jobs, which imports most of the package. Commands that only show jobs do not import it."""
 HEAVY = (
     *("numpy", "pyarrow", "numba", "pandas", "pyspark", "obstore", "hdfs_native", "asyncio", "jinja2"),
     *("zstandard", "lz4", "snappy", "fastavro", "pydantic", "rich"),
+    *MAINTENANCE,
 )
 SMALL = (
     *("sparklog.log.state.commit_intents", "sparklog.log.write.append_target", "sparklog.log.topic.backup_manifest"),
@@ -105,7 +108,7 @@ ALLOWED: Sequence[tuple[tuple[str, ...], Sequence[str]]] = [
             *("groups reset g --to-earliest --topic orders --execute ROOT", "groups delete g ROOT"),
             "configs docs retention.ms",
             *("transactions list ROOT", "transactions describe job ROOT"),
-            *("groups history h ROOT", "transactions history job ROOT"),
+            *("groups history h ROOT", "transactions history job ROOT", "jobs ROOT", "jobs --runs ROOT"),
         ),
     ),
     (
@@ -114,22 +117,23 @@ ALLOWED: Sequence[tuple[tuple[str, ...], Sequence[str]]] = [
         (
             *("log-dirs ROOT", "transactions abort job ROOT"),
             *("topics create new ROOT", "topics alter new -p 3 ROOT", "clone new newer ROOT", "topics delete new ROOT"),
-            *("configs alter newer --add-config retention.ms=1000 ROOT", "retain ROOT"),
+            "configs alter newer --add-config retention.ms=1000 ROOT",
             "delete-records --topic orders --partition 0 --offset 0 ROOT",
         ),
     ),
+    ((*NUMBERS, "zstandard", RETAIN), ("retain ROOT",)),
     (("numpy", "asyncio"), ("serve LOCATION --listen 127.0.0.1:0", "serve --memory --listen 127.0.0.1:0")),
     (
-        RECORDS,
+        (*RECORDS, *MAINTENANCE),
         (
             *("metrics ROOT", "doctor --cost", "compact --dry-run ROOT", "export orders --to EXPORT ROOT"),
-            *("dump-log EXPORT/orders-0/00000000000000000000.log", "backup --to BACKUP ROOT", "jobs ROOT"),
+            *("dump-log EXPORT/orders-0/00000000000000000000.log", "backup --to BACKUP ROOT"),
             "restore BACKUP --to NEW",
         ),
     ),
     # The group lags in many partitions, whose records are read together.
     (RECORDS, ("groups reset late --to-earliest --topic many --execute ROOT", "groups describe late ROOT")),
-    ((*RECORDS, "jinja2"), ("report --html PAGE ROOT",)),
+    ((*RECORDS, *MAINTENANCE, "jinja2"), ("report --html PAGE ROOT",)),
     (
         RECORDS,
         (

@@ -10,7 +10,8 @@ from sparklog.log.topic.topic import Topic
 from sparklog.maintenance.report import MAX_WAIT_MS, MIN_WAIT_MS, Backlog
 from sparklog.maintenance.work_items import Settings
 from sparklog.retention import retain
-from sparklog.retention.retain import expiry_backlog, retain_topic
+from sparklog.retention.backlog import expiry_backlog
+from sparklog.retention.retain import retain_topic
 from sparklog.testing.world import DAY_MS, HOUR_MS, World
 
 

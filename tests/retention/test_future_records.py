@@ -9,7 +9,8 @@ from sparklog.doctor.job_checks import check_jobs
 from sparklog.log.topic.root import RootView
 from sparklog.maintenance.report import FutureRecord
 from sparklog.maintenance.work_items import Settings
-from sparklog.retention.retain import expiry_backlog, retain_topic, summary
+from sparklog.retention.backlog import expiry_backlog
+from sparklog.retention.retain import retain_topic, summary
 from sparklog.testing.world import DAY_MS, HOUR_MS, World
 from sparklog.tools.report.gather import gather
 from sparklog.tools.report.report_data import health

@@ -17,8 +17,9 @@ from sparklog.log.topic.topic import Topic
 from sparklog.maintenance.properties import settings_of
 from sparklog.maintenance.report import document
 from sparklog.maintenance.work_items import Settings
+from sparklog.retention.backlog import plan_topic
 from sparklog.retention.expiry_plan import SIZE, TIME
-from sparklog.retention.retain import RetainReport, plan_topic, retain_root, retain_topic, summary
+from sparklog.retention.retain import RetainReport, retain_root, retain_topic, summary
 from sparklog.testing.faulty_store import Call, Fault, FaultKind, FaultyStore, Script
 from sparklog.testing.world import DAY_MS, HOUR_MS, World
 from tests.retention.fixture_stages import fixture

@@ -34,8 +34,9 @@ from sparklog.log.state.view import LogView, OffsetRange
 from sparklog.log.topic.root import Root, RootView
 from sparklog.maintenance.report import TopicReport
 from sparklog.maintenance.work_items import InProcess, Settings
+from sparklog.retention.backlog import plan_topic
 from sparklog.retention.expiry_plan import REASONS
-from sparklog.retention.retain import RetainReport, plan_topic, retain_root
+from sparklog.retention.retain import RetainReport, retain_root
 from sparklog.retention.vacuum import unreferenced
 from sparklog.tools.report.job_states import JobStatus, has_jobs
 from sparklog.tools.report.report_data import (

@@ -21,7 +21,7 @@ from sparklog.maintenance.leases import read_job_leases
 from sparklog.maintenance.overdue import MONITORED_JOBS, JobState, job_states
 from sparklog.maintenance.report import Backlog
 from sparklog.maintenance.work_items import Settings
-from sparklog.retention.retain import expiry_backlog
+from sparklog.retention.backlog import expiry_backlog
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,7 @@ from sparklog.log.state.commit_intents import Draft
 from sparklog.log.state.rewrites import RewriteIntent
 from sparklog.log.state.topic_state import TopicState
 from sparklog.log.topic.engine import TopicLog
-from sparklog.retention import retain, vacuum, vacuum_plan
+from sparklog.retention import backlog, vacuum, vacuum_plan
 from sparklog.retention.vacuum import UpkeepIntent
 from sparklog.testing.world import DAY_MS
 from tests.maintenance.simulation.seeds import MAINTENANCE
@@ -136,12 +136,12 @@ def pass_claims_too_much(patch: Patch) -> None:
 
 def retention_is_a_day_ahead(patch: Patch) -> None:
     """Expire records a day too early."""
-    real = retain.plan_expiry
+    real = backlog.plan_expiry
 
     def ahead(*given: Any, now_ms: int, **more: Any) -> Any:
         return real(*given, now_ms=now_ms + DAY_MS, **more)
 
-    patch.setattr(retain, "plan_expiry", ahead)
+    patch.setattr(backlog, "plan_expiry", ahead)
 
 
 @broken_rules(
