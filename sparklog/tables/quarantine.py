@@ -19,7 +19,7 @@ import pyarrow as pa
 from sparklog.errors import BadRequest
 from sparklog.format.arrow_numpy import fixed_values
 from sparklog.log.journal.clocks import Env
-from sparklog.tables.commits import commit_interval
+from sparklog.tables.commits import commit_interval, load_again
 from sparklog.tables.data_files import DataFileWriter
 from sparklog.tables.rows import BAD_RECORD_SCHEMA
 from sparklog.tables.target import TableLayout, TableState, TargetTable
@@ -57,8 +57,7 @@ class Quarantine:
     def add(self, bad: pa.RecordBatch) -> None:
         """Add bad records, unless the quarantine table contains them."""
         if self._writer is None:
-            self._state = self._table.load() or self._create()
-            self._written = self._written_offsets(self._state)
+            self._state, self._written = self._loaded()
             after = self._after
             self._writer = DataFileWriter(self._table, self._state, after.topic_id, after.commit_id, after.next_offsets)
         assert self._state is not None
@@ -83,15 +82,30 @@ class Quarantine:
 
         return commit_interval(self._table, state, watermark, commit, writer.discard, self._env)
 
+    def _loaded(self) -> tuple[TableState, Mapping[int, int]]:
+        """Return the version of the table and its `_written_offsets`. Create the table if it does not exist."""
+        state = self._table.load() or self._create()
+        while (watermark := self._checked_watermark(state)).source != self._after.source:
+            # The topic was created again. A commit with a new source cannot contain rows: see `TargetTable.append`.
+            base = replace(self._base, commit_id=self._env.new_id(), mode="quarantine")
+
+            def commit(current: TableState, base: Watermark = base) -> None:
+                self._table.append(current, (), base)
+
+            commit_interval(self._table, state, base, commit, lambda: None, self._env)
+            state = load_again(self._table, self._env)
+        return state, self._written_offsets(watermark)
+
+    def _written_offsets(self, watermark: Watermark) -> Mapping[int, int]:
+        """Return, for each partition, the offset below which the table contains the bad records of this copy."""
+        return watermark.next_offsets if watermark.commit_id.endswith(f"-{self._fingerprint}") else {}
+
     def _create(self) -> TableState:
         watermark = replace(self._base, commit_id="", mode="quarantine")
         return self._table.create(TableLayout(BAD_RECORD_SCHEMA, "quarantine"), watermark)
 
-    def _written_offsets(self, state: TableState) -> Mapping[int, int]:
-        """Return, for each partition, the offset below which the table contains the bad records of this copy.
-
-        Raises `BadRequest` if the table is not the quarantine table of this topic.
-        """
+    def _checked_watermark(self, state: TableState) -> Watermark:
+        """Return the watermark of the table. Raises `BadRequest` if it is not the quarantine table of this topic."""
         watermark, after = state.watermark, self._after
         if watermark is None or watermark.mode != "quarantine" or state.schema.names != BAD_RECORD_SCHEMA.names:
             raise BadRequest(f"table {self._table.name} is not a quarantine table: rename or delete the table")
@@ -100,8 +114,7 @@ class Quarantine:
                 f"table {self._table.name} contains bad records of topic '{watermark.topic}' of the root with id "
                 f"{watermark.root_id}, not of topic '{after.topic}' of the root with id {after.root_id}"
             )
-        is_same = watermark.topic_id == after.topic_id and watermark.commit_id.endswith(f"-{self._fingerprint}")
-        return watermark.next_offsets if is_same else {}
+        return watermark
 
 
 def _is_new(bad: pa.RecordBatch, written: Mapping[int, int]) -> npt.NDArray[np.bool_]:

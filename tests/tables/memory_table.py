@@ -181,6 +181,8 @@ class MemoryTable:
 
     def append(self, state: TableState, files: Sequence[NewFile], watermark: Watermark) -> None:
         self.step("append")
+        is_new_source = state.watermark is not None and state.watermark.source != watermark.source
+        assert not (files and is_new_source), "a commit with a new source must not contain rows"
         paths = (*state.handle.paths, *(file.path for file in files))
         self.catalog.commit(state.handle, watermark=watermark, summary=watermark, paths=paths)
 

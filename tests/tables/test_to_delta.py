@@ -113,6 +113,18 @@ def test_upsert_of_json_with_a_quarantine(
     assert (bad["key"], bad["value"]) == (b"3", b"broken")
 
 
+def test_bad_records_of_a_topic_that_was_created_again(root: Root, tmp_path: Path) -> None:
+    options = ("--payload", "json", "--schema", "name STRING", "--bad-records", "quarantine", "--new-topic", "continue")
+    for number in range(2):
+        append(root, {"1": '{"name":"anna"}', "2": f"broken {number}"})
+        assert to_delta.main(words(tmp_path, *options)) == DONE
+        partitions = len(root.topic("orders").bounds())
+        root.delete_topic("orders")
+        root.create_topic("orders", partitions=partitions)
+    assert [row["name"] for row in rows(tmp_path / "table")] == ["anna"] * 2
+    assert sorted(row["value"] for row in rows(tmp_path / "table_quarantine")) == [b"broken 0", b"broken 1"]
+
+
 @pytest.mark.parametrize("options", [(), ("--mode", "upsert", *JSON, "--partition-by", "none")])
 def test_small_files_are_merged(root: Root, tmp_path: Path, options: tuple[str, ...]) -> None:
     table = tmp_path / "table"

@@ -148,7 +148,7 @@ def the_watermark_is_that_of_the_topic(patch: Patch) -> None:
 
 def bad_records_are_committed_again(patch: Patch) -> None:
     """An interval that is repeated quarantines its bad records again."""
-    patch.setattr(Quarantine, "_written_offsets", lambda self, state: {})
+    patch.setattr(Quarantine, "_written_offsets", lambda self, watermark: {})
 
 
 def bad_records_are_not_committed(patch: Patch) -> None:
