@@ -104,7 +104,7 @@ def files_to_merge(files: Sequence[ExistingFile], max_files: int) -> list[Existi
 
 def _first_position(file: ExistingFile) -> tuple[Any, ...]:
     """Return a key that sorts files by topic partition and offset."""
-    return tuple(file.bounds.get(name, (0,))[0] for name in ("_partition", "_offset"))
+    return tuple(file.bounds.get(name, (0,))[0] for name in ("_partition_id", "_offset"))
 
 
 class _Loadable(Protocol):

@@ -240,7 +240,7 @@ class RootWatermarkTable:
         raise BadRequest(
             f"a run was killed while it committed to table {self.name}, and the snapshots since then have expired: it "
             f"is unknown whether the table contains the offsets {', '.join(ranges)}. Run the copy once with "
-            f"{option_name('resume_offsets')}, with max(_offset) + 1 of the rows of each _partition"
+            f"{option_name('resume_offsets')}, with max(_offset) + 1 of the rows of each _partition_id"
         )
 
 

@@ -9,7 +9,7 @@ The values of records become columns according to a payload format:
 | json          | the columns of the schema, and the key columns                |
 | avro          | the fields of the record schema, and the key columns          |
 
-Each row also contains the position of the record: `_topic`, `_partition`, `_offset` and `_timestamp`. A record that
+Each row also contains the position of the record: `_topic`, `_partition_id`, `_offset` and `_timestamp`. A record that
 does not match its format becomes a bad record with a reason, as in the Spark job `to-delta`.
 """
 
@@ -36,7 +36,7 @@ from sparklog.tables.option_names import option_name, option_value
 TIMESTAMP = pa.timestamp("us", tz="UTC")
 POSITION = (
     pa.field("_topic", pa.string(), nullable=False),
-    pa.field("_partition", pa.int32(), nullable=False),
+    pa.field("_partition_id", pa.int32(), nullable=False),
     pa.field("_offset", pa.int64(), nullable=False),
     pa.field("_timestamp", TIMESTAMP, nullable=False),
 )
@@ -182,7 +182,7 @@ class RowDecoder:
         if self.options.metadata:
             count = records.num_rows
             columns["_topic"] = pa.repeat(pa.scalar(self.topic, pa.string()), count)
-            columns["_partition"], columns["_offset"] = records["partition"], records["offset"]
+            columns["_partition_id"], columns["_offset"] = records["partition"], records["offset"]
             columns["_timestamp"] = to_microseconds(records["timestamp"])
         return DecodedRows(pa.RecordBatch.from_pydict(columns), deleted, reasons)
 

@@ -427,13 +427,13 @@ def test_spark_reads_and_maintains_a_table_that_was_written_without_spark(
         sparklog.to_delta(case.root, "orders", str(case.table), mode=mode)
 
     def check(count: int) -> None:
-        statement = f"SELECT key, value, _partition, _offset, day(_timestamp) AS day FROM delta.`{case.table}`"
+        statement = f"SELECT key, value, _partition_id, _offset, day(_timestamp) AS day FROM delta.`{case.table}`"
         found = [
             {name: bytes(value) if isinstance(value, bytearray) else value for name, value in row.items()}
             for row in driver.sql(statement)
         ]
         expected = [
-            {**{name: row[name] for name in ("key", "value", "_partition", "_offset")}, "day": row["_timestamp"].day}
+            {**{name: row[name] for name in ("key", "value", "_partition_id", "_offset")}, "day": row["_timestamp"].day}
             for row in read(case.table)
         ]
         assert sorted(map(str, found)) == sorted(map(str, expected))
@@ -446,8 +446,8 @@ def test_spark_reads_and_maintains_a_table_that_was_written_without_spark(
     copy()
     check(40 if mode == "append" else 20)
     # Spark skips files by the statistics of the copy.
-    [row] = driver.sql(f"SELECT count(*) AS n FROM delta.`{case.table}` WHERE _offset = 0 AND _partition = 0")
-    assert row["n"] == (1 if any(row["_offset"] == 0 and row["_partition"] == 0 for row in read(case.table)) else 0)
+    [row] = driver.sql(f"SELECT count(*) AS n FROM delta.`{case.table}` WHERE _offset = 0 AND _partition_id = 0")
+    assert row["n"] == (1 if any(row["_offset"] == 0 and row["_partition_id"] == 0 for row in read(case.table)) else 0)
     driver.sql(f"OPTIMIZE delta.`{case.table}`")
     driver.sql(f"VACUUM delta.`{case.table}`")
     case.append((b"k1", b"3"), (b"k90", b"3"))

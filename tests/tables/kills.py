@@ -214,7 +214,7 @@ class Series:
         resume_offsets: dict[int, int] = {}
         if self.place.is_in_root and not self.place.is_upsert:
             for row in self.rows():
-                partition, end = row["_partition"], row["_offset"] + 1
+                partition, end = row["_partition_id"], row["_offset"] + 1
                 resume_offsets[partition] = max(end, resume_offsets.get(partition, 0))
         with self.place.open() as table:
             target = self.place.located(table, root, resume_offsets)

@@ -87,7 +87,7 @@ def test_tables_contain_all_protobuf_values(open_table: OpenTable, tmp_path: Pat
         report = TableCopy(RootView(root), "orders", table, options).copy_existing()
         rows = read().sort_by("_offset")
     assert (report.rows, report.bad_records) == (2, 0)
-    first, second = rows.drop_columns(["_topic", "_partition", "_offset", "_timestamp"]).to_pylist()
+    first, second = rows.drop_columns(["_topic", "_partition_id", "_offset", "_timestamp"]).to_pylist()
     assert {name: value for name, value in first.items() if name != "_date"} == STORED
     assert (second["small"], second["big"], second["wait"], second["list"]) == (0, 0, None, [])
 

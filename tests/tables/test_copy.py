@@ -51,7 +51,7 @@ def table_copy(
 
 def positions(catalog: MemoryCatalog) -> list[tuple[int, int]]:
     rows = catalog.rows()
-    return sorted(zip(rows["_partition"].to_pylist(), rows["_offset"].to_pylist(), strict=True))
+    return sorted(zip(rows["_partition_id"].to_pylist(), rows["_offset"].to_pylist(), strict=True))
 
 
 def test_append_copies_each_record_once_and_continues_at_the_watermark(root: Root, catalog: MemoryCatalog) -> None:
@@ -64,7 +64,7 @@ def test_append_copies_each_record_once_and_continues_at_the_watermark(root: Roo
     append(topic, b"c", partition=1)
     assert table_copy(root, catalog).copy_existing().records == 1
     assert table_copy(root, catalog).copy_existing().commits == 0
-    rows = sorted(catalog.rows().to_pylist(), key=lambda row: (row["_partition"], row["_offset"]))
+    rows = sorted(catalog.rows().to_pylist(), key=lambda row: (row["_partition_id"], row["_offset"]))
     assert [(row["key"], row["value"]) for row in rows] == [(None, b"a"), (None, None), (b"k", b"b"), (None, b"c")]
     assert {row["_topic"] for row in rows} == {"t"}
     assert positions(catalog) == [(0, 0), (0, 1), (1, 0), (1, 1)]

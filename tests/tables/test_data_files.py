@@ -31,7 +31,7 @@ def rows(partition: list[int], first: int, days: list[int] | None = None) -> pa.
         "value": [b"v" * 100] * count,
         "name": ["n"] * count,
         "_topic": ["t"] * count,
-        "_partition": partition,
+        "_partition_id": partition,
         "_offset": list(range(first, first + count)),
         "_timestamp": [day * 86_400_000_000 for day in days or [0] * count],
     }
@@ -39,7 +39,7 @@ def rows(partition: list[int], first: int, days: list[int] | None = None) -> pa.
 
 
 def write(writer: DataFileWriter, batch: pa.RecordBatch) -> None:
-    writer.write(batch, batch["_partition"], batch["_offset"])
+    writer.write(batch, batch["_partition_id"], batch["_offset"])
 
 
 def test_rows_of_interleaved_partitions_and_days() -> None:
@@ -81,7 +81,7 @@ def test_memory_is_bounded_by_row_groups_and_open_files(monkeypatch: pytest.Monk
     offsets: dict[int, list[int]] = {}
     for file in sorted(files, key=lambda file: file.path):
         read = pq.read_table(pa.BufferReader(table.catalog.files[file.path]))
-        offsets.setdefault(read["_partition"][0].as_py(), []).extend(read["_offset"].to_pylist())
+        offsets.setdefault(read["_partition_id"][0].as_py(), []).extend(read["_offset"].to_pylist())
     assert {partition: sorted(found) == found for partition, found in offsets.items()} == dict.fromkeys(range(5), True)
 
 

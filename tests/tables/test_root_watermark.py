@@ -166,7 +166,7 @@ def test_killed_after_the_commit_and_the_history_has_expired() -> None:
     assert str(caught.value) == (
         "a run was killed while it committed to table t, and the snapshots since then have expired: it is unknown "
         "whether the table contains the offsets 3 to 5 of t-0. Run the copy once with resume_offsets, with "
-        "max(_offset) + 1 of the rows of each _partition"
+        "max(_offset) + 1 of the rows of each _partition_id"
     )
     with pytest.raises(BadRequest, match="resume_offsets of partition 0 must be at least 3"):
         copies.copy(resume_offsets={0: 2}).copy_existing()

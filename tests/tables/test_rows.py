@@ -49,7 +49,8 @@ def decode(options: RowOptions, keys: Sequence[bytes | None], values: Sequence[b
 def test_raw_rows_have_the_position_of_the_record() -> None:
     decoded = decode(RowOptions(), [None, b"k"], [b"\xff", None])
     assert decoded.rows.to_pylist()[0] | {"_timestamp": None} == {
-        "key": None, "value": b"\xff", "_headers": [], "_topic": "t", "_partition": 3, "_offset": 7, "_timestamp": None
+        "key": None, "value": b"\xff", "_headers": [],
+        "_topic": "t", "_partition_id": 3, "_offset": 7, "_timestamp": None
     }  # fmt: skip
     assert decoded.rows["_timestamp"].cast(pa.int64()).to_pylist() == [1_000_000] * 2
     assert (decoded.reasons, decoded.deleted) == ({}, None)

@@ -149,10 +149,10 @@ def test_tasks_write_the_same_rows(root: Root, tmp_path: Path, kind: str, mode: 
         report = SmallSlices(RootView(root), "t", target, options, quarantine, runner=tasks).copy_existing()
         assert (report.records, report.bad_records, report.commits) == (60, 3 if mode == "append" else 1, 2)
         assert tasks.titles[:4] == [f"slice {number} of 4 of topic t" for number in (4, 3, 2, 1)]
-        found = sorted((row["_offset"], row["_partition"], row["id"], row["name"]) for row in rows(target))
+        found = sorted((row["_offset"], row["_partition_id"], row["id"], row["name"]) for row in rows(target))
         alone = MemoryCatalog()
         TableCopy(RootView(root), "t", MemoryTable(alone), options, MemoryTable(MemoryCatalog())).copy_existing()
-        expected = [(row["_offset"], row["_partition"], row["id"], row["name"]) for row in alone.rows().to_pylist()]
+        expected = [(row["_offset"], row["_partition_id"], row["id"], row["name"]) for row in alone.rows().to_pylist()]
         assert found == sorted(expected)
         assert len(found) == (57 if mode == "append" else 18)
         bad = [(row["partition"], row["offset"]) for row in rows(quarantine)]

@@ -229,7 +229,7 @@ def test_table_in_a_bucket(root: Root, tmp_path: Path, s3: Bucket) -> None:
             with ThreadPoolExecutor(2) as threads:
                 assert list(threads.map(to_delta.main, (line, line))) == [DONE, DONE]
         found = rows(table, s3.options)
-        positions = [(row["_partition"], row["_offset"]) for row in found]
+        positions = [(row["_partition_id"], row["_offset"]) for row in found]
         assert len(positions) == len(set(positions))
         if mode == "append":
             assert len(found) == 30

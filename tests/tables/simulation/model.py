@@ -281,7 +281,7 @@ class CopyRun(SimulatedRun):
         good = Counter(set(self.committed) - set(self.bad))
         found = Counter(row["n"] for row in rows)
         expect(found == good, f"missing rows: {good - found}, additional rows: {found - good}")
-        positions = Counter((row["_partition"], row["_offset"]) for row in rows)
+        positions = Counter((row["_partition_id"], row["_offset"]) for row in rows)
         expect(not positions or max(positions.values()) == 1, f"positions are repeated: {positions}")
         bad_rows = self.quarantine.catalog.rows().to_pylist() if self.quarantine.catalog.versions else []
         quarantined = Counter(int(row["value"].rpartition(b" ")[2]) for row in bad_rows)
