@@ -12,7 +12,7 @@ import sys
 from pathlib import Path
 
 PROGRAMS = ("codec", "log", "table", "maintenance", "producer", "members", "many", "spark", "cold", "latency", "serve")
-BY_NAME = (*PROGRAMS, "copies", "delta", "memory", "peers", "day", "year", "hundred_million", "ratios")
+BY_NAME = (*PROGRAMS, "commands", "copies", "delta", "memory", "peers", "day", "year", "hundred_million", "ratios")
 REPOSITORY = Path(__file__).resolve().parents[1]
 
 
