@@ -231,16 +231,20 @@ class RootWatermarkTable:
                         f"{option_name('resume_offsets')} of partition {partition} must be at least {offset}, because "
                         f"table {self.name} contains the records before it, found {offsets[partition]}"
                     )
-            return replace(watermark, next_offsets={**watermark.next_offsets, **offsets})
+            # The quarantine table finds in the id of the commit which options determined its records.
+            is_committed = any(offsets.get(number, start) > start for number, start in watermark.next_offsets.items())
+            commit_id = pending.commit_id if is_committed else watermark.commit_id
+            return replace(watermark, next_offsets={**watermark.next_offsets, **offsets}, commit_id=commit_id)
         ranges = [
             f"{start} to {pending.next_offsets[partition] - 1} of {watermark.topic}-{partition}"
             for partition, start in sorted(watermark.next_offsets.items())
             if pending.next_offsets.get(partition, start) > start
         ]
+        offset, partition_id = ("offset", "partition") if pending.mode == "quarantine" else ("_offset", "_partition_id")
         raise BadRequest(
             f"a run was killed while it committed to table {self.name}, and the snapshots since then have expired: it "
             f"is unknown whether the table contains the offsets {', '.join(ranges)}. Run the copy once with "
-            f"{option_name('resume_offsets')}, with max(_offset) + 1 of the rows of each _partition_id"
+            f"{option_name('resume_offsets')}, with max({offset}) + 1 of the rows of each {partition_id}"
         )
 
 

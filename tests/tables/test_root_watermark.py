@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime, timedelta
 from pathlib import Path
@@ -24,6 +24,8 @@ from sparklog.log.topic.root import Root, RootView
 from sparklog.tables.copy import TableCopy, TableCopyOptions
 from sparklog.tables.root_watermark import RootWatermarkTable, _complete
 from sparklog.tables.rows import RowOptions
+from sparklog.tables.target import NewFile, TableState
+from sparklog.tables.watermark import Watermark
 from sparklog.testing.world import World
 from tests.support.rest_catalog import PropertyRule, RestServer
 from tests.tables.iceberg_catalogs import open_catalog
@@ -34,6 +36,17 @@ UPSERT = TableCopyOptions(RowOptions("json", schema="id BIGINT", upsert=True, ke
 
 class KilledError(BaseException):
     """The process is killed, so no code of the copy handles this."""
+
+
+class KilledTable(MemoryTable):
+    """A table whose process is killed while it appends rows, before or after the commit."""
+
+    is_after = False
+
+    def append(self, state: TableState, files: Sequence[NewFile], watermark: Watermark) -> None:
+        if self.is_after:
+            super().append(state, files, watermark)
+        raise KilledError
 
 
 class Copies:
@@ -59,6 +72,9 @@ class Copies:
 
     def copy(self, step: Step = lambda what: None, resume_offsets: Mapping[int, int] | None = None) -> TableCopy:
         return TableCopy(RootView(self.root), "t", self.table(step, resume_offsets), self.options)
+
+    def copy_with_quarantine(self, quarantine: RootWatermarkTable) -> None:
+        TableCopy(RootView(self.root), "t", self.table(), self.options, quarantine).copy_existing()
 
     def copy_until_killed(self, at: str, *, is_after: bool = False) -> None:
         """Copy the records, and die before a request to the table, or after it."""
@@ -175,6 +191,26 @@ def test_killed_after_the_commit_and_the_history_has_expired() -> None:
     copies.check()
     # Later runs do not use the offsets.
     assert copies.copy(resume_offsets={0: 6}).copy_existing().records == 0
+
+
+def test_killed_between_the_commits_to_the_quarantine_and_the_table() -> None:
+    """A run with resume_offsets quarantines a bad record again only if its commit to the quarantine had failed."""
+    for is_after in (False, True):
+        copies = Copies(TableCopyOptions(RowOptions("json", schema="id BIGINT"), bad_records="quarantine"))
+        quarantine = MemoryCatalog(table_id="quarantine")
+        copies.topic.append(pa.table({"value": [b"bad"]}))
+        killed = KilledTable(quarantine, "q", has_properties=False)
+        killed.is_after = is_after
+        with pytest.raises(KilledError):
+            copies.copy_with_quarantine(RootWatermarkTable(killed, copies.root))
+        quarantine.commit(quarantine.versions[-1])
+        quarantine.commit(quarantine.versions[-1])
+        del quarantine.versions[:-1]
+        table = MemoryTable(quarantine, "q", has_properties=False)
+        with pytest.raises(BadRequest, match=r"0 to 0 of t-0\. .* max\(offset\) \+ 1 of the rows of each partition$"):
+            copies.copy_with_quarantine(RootWatermarkTable(table, copies.root))
+        copies.copy_with_quarantine(RootWatermarkTable(table, copies.root, {0: int(is_after)}))
+        assert quarantine.rows()["value"].to_pylist() == [b"bad"]
 
 
 def test_upsert_is_repeated_if_the_history_has_expired() -> None:
