@@ -48,6 +48,12 @@ INDIRECT: Mapping[str, tuple[str, ...]] = {
     "sparklog/log/topic/expiring.py": ("tests/cli/test_expiring.py",),
     "sparklog/console/schema_registry.py": ("tests/cli/test_schema_registry.py",),
     "sparklog/schemas/disk_cache.py": ("tests/schemas/test_registry.py",),
+    "sparklog/jobs/decoded_rows.py": ("tests/datasource/test_job_delta.py",),
+    "sparklog/jobs/stop_signals.py": ("tests/tables/test_to_iceberg.py",),
+    "sparklog/transactions/replay_checks.py": (
+        "tests/transactions/test_producer.py",
+        "tests/transactions/test_expiry.py",
+    ),
     "sparklog/schemas/opening.py": ("tests/schemas/test_formats.py", "tests/format/test_values.py"),
     **dict.fromkeys(
         (

@@ -89,6 +89,7 @@ class Formats:
 
         registry = self.registry()
         name, value = self.key_format or "string", self._format("value", registry)
+        check_message(name, self.key_message, "key")
         if name == "string" and not self.key_schema:
             return parse_key(text), RecordValues(None, value)
         key = one_format(name, self.key_schema, "key", registry, self.key_message)

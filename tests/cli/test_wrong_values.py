@@ -122,8 +122,9 @@ FREE = (
     *("--headers-key-separator", "--null-literal", "--null-marker", "--format", "--payload-delimiter", "--header"),
     *("--checkpoint", "--starting-offsets", "--source", "--subscribe", "--subscribe-pattern", "--topics"),
     *("--key-columns", "--kafka-option", "--schema", "--registry-cache", "--catalog"),
+    *("--key-message", "--value-message", "--message", "--key-refs", "--value-refs"),
 )
-"""Options that accept any text, or whose values are validated after Spark has started."""
+"""Options that accept any text, or whose values are validated after Spark has started or with a schema."""
 OUTPUTS = ("--html", "--output-file", "--output")
 FOLDERS = ("--to", "--from", "PATH", "LOCATION", "--store", "--files", "--table")
 FORMS: Mapping[str, tuple[str, ...]] = {

@@ -410,6 +410,7 @@ def test_a_reader_ignores_a_zombies_commit() -> None:
             version=1,
             prev_crc=reader.log.state(refresh=False).crc,
             files=(file_of([(0, 50)], read_version=target.read_version).with_base((0,)),),
+            embedded=None,
         )
     )
     store.create(commit_key("t", 1), draft_of_zombie)
