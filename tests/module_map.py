@@ -50,10 +50,7 @@ INDIRECT: Mapping[str, tuple[str, ...]] = {
     "sparklog/schemas/disk_cache.py": ("tests/schemas/test_registry.py",),
     "sparklog/jobs/decoded_rows.py": ("tests/datasource/test_job_delta.py",),
     "sparklog/jobs/stop_signals.py": ("tests/tables/test_to_iceberg.py",),
-    "sparklog/transactions/replay_checks.py": (
-        "tests/transactions/test_producer.py",
-        "tests/transactions/test_expiry.py",
-    ),
+    "sparklog/transactions/replay_checks.py": ("tests/datasource/test_tasks_in_python.py",),
     "sparklog/schemas/opening.py": ("tests/schemas/test_formats.py", "tests/format/test_values.py"),
     **dict.fromkeys(
         (
