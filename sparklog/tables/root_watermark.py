@@ -240,11 +240,11 @@ class RootWatermarkTable:
             for partition, start in sorted(watermark.next_offsets.items())
             if pending.next_offsets.get(partition, start) > start
         ]
-        offset, partition_id = ("offset", "partition") if pending.mode == "quarantine" else ("_offset", "_partition_id")
+        names = ("offset", "partition") if pending.mode == "quarantine" else ("_offset", "_partition_id")
         raise BadRequest(
             f"a run was killed while it committed to table {self.name}, and the snapshots since then have expired: it "
             f"is unknown whether the table contains the offsets {', '.join(ranges)}. Run the copy once with "
-            f"{option_name('resume_offsets')}, with max({offset}) + 1 of the rows of each {partition_id}"
+            f"{option_name('resume_offsets')}, with max({names[0]}) + 1 of the rows of each {names[1]}"
         )
 
 

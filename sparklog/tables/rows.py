@@ -40,6 +40,8 @@ POSITION = (
     pa.field("_offset", pa.int64(), nullable=False),
     pa.field("_timestamp", TIMESTAMP, nullable=False),
 )
+OLD_PARTITION = "_partition"
+"""The name of the column `_partition_id` up to release 0.14."""
 HEADERS = pa.field("_headers", HEADERS_TYPE)
 BAD_RECORD_SCHEMA = pa.schema(
     [
@@ -326,7 +328,8 @@ def bad_records(records: pa.RecordBatch, reasons: Mapping[int, str], topic: str)
 def missing_columns(table: str, existing: pa.Schema, rows: pa.Schema) -> list[pa.Field]:
     """Return the columns of rows that a table does not have, and the wider types of columns whose type is too narrow.
 
-    Raises `BadRequest` if the rows do not contain a column that must not be null, or if a column has another type.
+    Raises `BadRequest` if the rows do not contain a column that must not be null, if a column has another type, or if
+    the table was written by a release before 0.15.
     """
     missing = []
     for item in rows:
@@ -341,6 +344,11 @@ def missing_columns(table: str, existing: pa.Schema, rows: pa.Schema) -> list[pa
                     f"{types[1]}: use another table, or change the schema of the rows"
                 )
             missing.append(pa.field(item.name, item.type))
+    if OLD_PARTITION in existing.names and "_partition_id" in rows.names and "_partition_id" not in existing.names:
+        raise BadRequest(
+            f"table {table} was written by a release before 0.15, in which the column _partition_id had the name "
+            f"{OLD_PARTITION}: rename the column (in an Iceberg table), or copy the topic to a new table"
+        )
     for item in existing:
         if not item.nullable and item.name not in rows.names:
             raise BadRequest(f"column {item.name} of table {table} must not be null, but the records do not contain it")

@@ -146,6 +146,30 @@ def test_partitioning() -> None:
             parse_partition_by(text)
 
 
+def test_table_of_an_earlier_release_continues_after_its_column_is_renamed(tmp_path: Path) -> None:
+    topic = sparklog.open(tmp_path / "log", create=True).create_topic("t")
+    catalog = pyiceberg.load_catalog("default", **properties(tmp_path))
+
+    def rename(old: str, new: str) -> None:
+        with catalog.load_table("shop.t").update_schema() as update:
+            update.rename_column(old, new)
+
+    topic.append(pa.table({"value": ["a"]}))
+    sparklog.to_iceberg(topic.root, "t", "shop.t", catalog=catalog)
+    rename("_partition_id", "_partition")
+    topic.append(pa.table({"value": ["b"]}))
+    for grow_schema in (False, True):
+        with pytest.raises(BadRequest, match=r"a release before 0\.15.*rename the column .* or copy the topic"):
+            sparklog.to_iceberg(topic.root, "t", "shop.t", catalog=catalog, grow_schema=grow_schema)
+    rename("_partition", "_partition_id")
+    sparklog.to_iceberg(topic.root, "t", "shop.t", catalog=catalog)
+    rows = catalog.load_table("shop.t").scan().to_arrow().sort_by("_offset")
+    assert rows.select(["value", "_partition_id"]).to_pylist() == [
+        {"value": b"a", "_partition_id": 0},
+        {"value": b"b", "_partition_id": 0},
+    ]
+
+
 def test_fixed_values_are_copied_to_both_kinds_of_tables(tmp_path: Path) -> None:
     pytest.importorskip("deltalake")
     fixed = {"type": "record", "name": "R", "fields": [
