@@ -21,6 +21,8 @@ TICKS, PAGE = os.sysconf("SC_CLK_TCK"), os.sysconf("SC_PAGE_SIZE")
 def benchmark_session(**settings: str) -> SparkSession:
     """`local[2]`, UI off, a heap of 5 GB; `settings` override."""
     os.environ.setdefault("PYSPARK_PYTHON", workers_python())
+    # Otherwise, Spark would run data sources with this Python instead of PYSPARK_PYTHON.
+    os.environ.pop("PYSPARK_DRIVER_PYTHON", None)
     # Else each of Spark's Pythons compiles the modules that have changed, which an installation has done.
     os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
     os.environ["PYTHONPATH"] = os.pathsep.join([str(HERE), str(HERE.parent), os.environ.get("PYTHONPATH", "")])
