@@ -58,9 +58,8 @@ def table_rows(tmp_path: Path) -> pa.Table:
 
 def assert_rows_are_those_of_the_topic(topic: Topic, tmp_path: Path) -> None:
     found, expected = table_rows(tmp_path), topic.scan().to_table()
-    names = ("partition", "offset", "key", "value")
-    in_table = zip(*(found[name if name in found.column_names else f"_{name}"].to_pylist() for name in names))  # noqa: B905
-    in_topic = zip(*(expected[name].to_pylist() for name in names))  # noqa: B905
+    in_table = zip(*(found[name].to_pylist() for name in ("_partition_id", "_offset", "key", "value")))  # noqa: B905
+    in_topic = zip(*(expected[name].to_pylist() for name in ("partition", "offset", "key", "value")))  # noqa: B905
     assert Counter(in_table) == Counter(in_topic)
 
 

@@ -14,7 +14,7 @@ import pytest
 from pyiceberg.catalog.sql import SqlCatalog
 
 import sparklog
-from sparklog.errors import BadRequest, Conflict, Unavailable
+from sparklog.errors import Conflict, Unavailable
 from sparklog.opening import open_view, resolve
 from sparklog.tables.copy import CopyReport, TableCopy, TableCopyOptions
 from sparklog.tables.iceberg import IcebergTable
@@ -235,7 +235,7 @@ def test_restarted_server(postgres: PostgresServer, database: str, tmp_path: Pat
 
 
 def test_missing_database_is_one_line(postgres: PostgresServer, tmp_path: Path) -> None:
-    with pytest.raises(BadRequest) as caught:
+    with pytest.raises(Unavailable) as caught:
         open_catalog("test", sql_properties(tmp_path, postgres.uri("missing")))
     assert 'FATAL: database "missing" does not exist; configure it in' in str(caught.value)
     assert "\n" not in str(caught.value)
