@@ -106,6 +106,7 @@ REPARTITIONS = Seeds(every_run=3, slow_run=600, chunk=3, slow_chunk=100)
 TABLE_COPIES = Seeds(every_run=15, slow_run=3_000, chunk=15, slow_chunk=300)
 REJECTED_TABLE_COPIES = Seeds(every_run=3, slow_run=300, chunk=3, slow_chunk=300)
 TABLE_COPIES_IN_ROOT = Seeds(every_run=10, slow_run=2_000, chunk=10, slow_chunk=250)
+CONTENDED_TABLE_COPIES = Seeds(every_run=5, slow_run=1_000, chunk=5, slow_chunk=250)
 TABLES = Seeds(every_run=2, slow_run=300, chunk=2, slow_chunk=50)
 FAILING_THREADS = Seeds(every_run=20, slow_run=600, chunk=20, slow_chunk=100, first=30)
 # Of a store that behaves like S3 (`sparklog.testing.BucketStore`).

@@ -4,6 +4,11 @@ change the table and the topic.
 The topic has producers, transactions that commit or abort, retention and compaction. Two runs of the copy work at the
 same time. With the profile `rejected`, a third copy has wrong options, with which it must not create the table. At the
 end, one more run copies the remaining records. The rows must then be those of a replay of the topic.
+
+With the profiles `contended` and `root contended`, the two runs always begin at about the same time, one with short
+intervals and one with long intervals. With the profile `contended`, every second record is bad, and the first run often
+fails after its commit to the quarantine table. With the profile `root contended`, the first run often writes the entry
+of its commit late, and the versions of the table expire after each run.
 """
 
 from __future__ import annotations
@@ -39,8 +44,12 @@ ROWS = RowOptions("json", schema="n INT, k INT", headers=False)
 UPSERT = RowOptions("json", schema="n INT, k INT", headers=False, upsert=True, key_columns=("k",))
 REJECTED = "rejected"
 """The profile of append runs in which another copy has wrong options. It is used only if it is requested."""
+CONTENDED, ROOT_CONTENDED = "contended", "root contended"
+"""The profiles of append runs in which another run often commits first. They are used only if they are requested."""
 WRONG = RowOptions("json", schema="n INT, k INT, other INT NOT NULL", headers=False)
 """Columns that no record has."""
+ROUND_MS = 4_000
+"""The time between two runs of a contending copy."""
 COMPACTED = {"cleanup.policy": "compact", "min.cleanable.dirty.ratio": 0.0, "segment.bytes": 200, "segment.ms": 1000}
 
 
@@ -62,6 +71,8 @@ class FaultyCatalog:
     run: CopyRun
     rate: float
     kinds: Sequence[str]
+    only_commits_of: str = ""
+    """The only actor whose requests fail, and only its commits."""
     catalog: CheckedCatalog = field(default_factory=CheckedCatalog)
     late: list[Callable[[], object]] = field(default_factory=list)
 
@@ -80,7 +91,9 @@ class FaultyCatalog:
         """Make a request of an actor."""
         actor.yield_()
         self.land(0.1)
-        kind = actor.random.choice(self.kinds) if actor.random.random() < self.rate else ""
+        is_exempt = self.only_commits_of and not (is_commit and actor.name == self.only_commits_of)
+        is_faulty = actor.random.random() < self.rate and not is_exempt
+        kind = actor.random.choice(self.kinds) if is_faulty else ""
         if kind:
             actor.note(f"{what}: {kind}")
         if kind == "crash before":
@@ -181,8 +194,8 @@ class SimulatedTasks:
 
 @dataclass
 class CopyRun(SimulatedRun):
-    """One simulated run with the profile `append` or `upsert`, or with one of the profiles `root append` and `root
-    upsert`, in which the watermarks of tables are in the root.
+    """One simulated run with the profile `append` or `upsert`, or with one of the profiles `root append`, `root upsert`
+    and `root contended`, in which the watermarks of tables are in the root.
     """
 
     numbers: Counter[str] = field(default_factory=Counter)
@@ -195,6 +208,9 @@ class CopyRun(SimulatedRun):
     task_failures: float | None = None
     """The share of the attempts of tasks whose results are lost, or None if no tasks are used."""
 
+    max_offsets: dict[str, Sequence[int]] = field(default_factory=dict)
+    """The values of `max_offsets` of each copy, if they are not the default ones."""
+
     PROFILES = ("append", "upsert")
     STREAM = "table copies"
 
@@ -204,10 +220,22 @@ class CopyRun(SimulatedRun):
 
     @property
     def is_in_root(self) -> bool:
-        return self.profile in ("root append", "root upsert")
+        return self.profile in ("root append", "root upsert", ROOT_CONTENDED)
+
+    @property
+    def is_contended(self) -> bool:
+        return self.profile in (CONTENDED, ROOT_CONTENDED)
+
+    @property
+    def bad_every(self) -> int:
+        """The number of records of which one is bad."""
+        return {CONTENDED: 2, ROOT_CONTENDED: 1_000}.get(self.profile or "", 7)
 
     def draw(self) -> None:
         self.draw_profile()
+        if self.is_contended:
+            self.draw_contended()
+            return
         is_upsert, source = self.is_upsert, self.source
         rate = source.choice([0.0, 0.05, 0.15])
         kinds = source.choice(
@@ -236,10 +264,26 @@ class CopyRun(SimulatedRun):
         if self.profile == REJECTED:
             self.spawn("rejected copies", rejected_copier(self, 5))
 
-    def options(self, source: Any) -> TableCopyOptions:
+    def draw_contended(self) -> None:
+        """Spawn a copy with short intervals and one with long intervals."""
+        rate = 0.0 if self.is_in_root else 0.5
+        self.table = FaultyCatalog(self, rate, ("crash before", "error before"), only_commits_of="short intervals")
+        self.quarantine = FaultyCatalog(self, 0.0, ())
+        self.quarantine.catalog.table_id = "quarantine"
+        setup = self.world.spawn("setup", lambda actor: None)
+        open_root(self.world.store, create=True, env=setup.env).create_topic(TOPIC, partitions=PARTITIONS)
+        self.spawn("producer", producer(self, 16))
+        for name, max_offsets, stall_rate in (("short intervals", 2, 0.2), ("long intervals", 1000, 0.0)):
+            stalls = self.stalling_faults(name, [0.0], (), stall_rate if self.is_in_root else 0.0, 3_000)
+            self.max_offsets[name] = (max_offsets,)
+            self.spawn(name, copier(self, stalls, 10))
+        if self.is_in_root:
+            self.spawn("expiry", expiry(self, self.table.catalog, 10))
+
+    def options(self, source: Any, max_offsets: Sequence[int] = (4, 1000)) -> TableCopyOptions:
         if self.is_upsert:
-            return TableCopyOptions(UPSERT, max_offsets=source.choice([4, 1000]))
-        return TableCopyOptions(ROWS, bad_records="quarantine", max_offsets=source.choice([4, 1000]))
+            return TableCopyOptions(UPSERT, max_offsets=source.choice(max_offsets))
+        return TableCopyOptions(ROWS, bad_records="quarantine", max_offsets=source.choice(max_offsets))
 
     def table_copy(self, root: Root, actor: Actor) -> TableCopy:
         tables = [
@@ -248,7 +292,8 @@ class CopyRun(SimulatedRun):
         ]
         quarantine = None if self.is_upsert else tables[1]
         runner = IN_PROCESS if self.task_failures is None else SimulatedTasks(self, actor, self.task_failures)
-        copy = TableCopy(RootView(root), TOPIC, tables[0], self.options(actor.random), quarantine, actor.note, runner)
+        options = self.options(actor.random, self.max_offsets.get(actor.name, (4, 1000)))
+        copy = TableCopy(RootView(root), TOPIC, tables[0], options, quarantine, actor.note, runner)
         copy.min_slice_records = 1
         return copy
 
@@ -310,14 +355,14 @@ def producer(run: CopyRun, rounds: int) -> Body:
                     continue
                 transaction.commit()
             run.committed += numbers
-            run.bad += [number for number in numbers if number % 7 == 0 and not run.is_upsert]
+            run.bad += [number for number in numbers if number % run.bad_every == 0 and not run.is_upsert]
 
     return body
 
 
 def batch(run: CopyRun, actor: Actor) -> tuple[list[int], pa.Table]:
     """Return some records with consecutive numbers. In an upsert run, some are tombstones; otherwise, some are bad."""
-    first, count = run.numbers["records"], actor.random.randint(1, 4)
+    first, count = run.numbers["records"], actor.random.randint(1, 8 if run.is_contended else 4)
     run.numbers["records"] += count
     numbers = list(range(first, first + count))
     keys = [actor.random.randrange(KEYS) for _ in numbers]
@@ -326,7 +371,9 @@ def batch(run: CopyRun, actor: Actor) -> tuple[list[int], pa.Table]:
         if run.is_upsert:
             values.append(None if actor.random.random() < 0.2 else json.dumps({"n": number, "k": key}).encode())
         else:
-            values.append(b"bad %d" % number if number % 7 == 0 else json.dumps({"n": number, "k": key}).encode())
+            values.append(
+                b"bad %d" % number if number % run.bad_every == 0 else json.dumps({"n": number, "k": key}).encode()
+            )
     return numbers, pa.table(
         {
             "key": pa.array([b"%d" % key for key in keys], pa.binary()),
@@ -344,7 +391,10 @@ def copier(run: CopyRun, decide: Decide, rounds: int) -> Body:
 
         def life() -> None:
             for _ in remaining:
-                actor.sleep(actor.random.uniform(0.0, 3.0))
+                actor.sleep(until_next(actor) if run.is_contended else actor.random.uniform(0.0, 3.0))
+                if actor.name == "long intervals":
+                    # The first commit is usually that of the other copy.
+                    actor.sleep(actor.random.uniform(0.0, 0.1))
                 try:
                     report = run.table_copy(run.root(actor, decide), actor).copy_existing()
                     run.count("copied records", report.records)
@@ -422,6 +472,25 @@ def other_program(run: CopyRun, catalog: CheckedCatalog, rounds: int) -> Body:
             actor.note(f"another program: {action}")
 
     return body
+
+
+def expiry(run: CopyRun, catalog: CheckedCatalog, rounds: int) -> Body:
+    """Commit a version without changes, and expire all others, before contending copies begin."""
+
+    def body(actor: Actor) -> None:
+        for _ in range(rounds):
+            actor.sleep(until_next(actor, ROUND_MS - 200))
+            if catalog.current is not None and catalog.current.summary is not None:
+                catalog.commit(catalog.current)
+                del catalog.versions[:-1]
+                run.count("expired")
+
+    return body
+
+
+def until_next(actor: Actor, offset_ms: int = 0) -> float:
+    """Return the number of seconds until the next round of contending copies, or until an offset of it."""
+    return (ROUND_MS - (actor.env.boot_ms() - offset_ms) % ROUND_MS) / 1000
 
 
 def write(catalog: CheckedCatalog, path: str, rows: pa.Table) -> None:

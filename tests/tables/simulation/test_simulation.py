@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tests.support import seeds as numbers
 from tests.support.simulation.sweeps import Simulation, Sweep, sweeps
-from tests.tables.simulation.model import REJECTED, CopyRun
+from tests.tables.simulation.model import CONTENDED, REJECTED, ROOT_CONTENDED, CopyRun
 
 COPIES = Simulation(CopyRun, "tests/tables/simulation/test_simulation.py")
 
@@ -28,6 +28,16 @@ COPIES = Simulation(CopyRun, "tests/tables/simulation/test_simulation.py")
         profile=REJECTED,
         per_seed=dict.fromkeys(("commits", "copied records"), 1),
         at_least={"rejected copies": 1},
+    ),
+    *(
+        Sweep(
+            f"copies {profile}",
+            numbers.CONTENDED_TABLE_COPIES,
+            profile=profile,
+            per_seed=dict.fromkeys(("commits", "copied records"), 1),
+            at_least=dict.fromkeys(("conflicts", counter), 1),
+        )
+        for profile, counter in ((CONTENDED, "crashes"), (ROOT_CONTENDED, "expired"))
     ),
     *(
         Sweep(
