@@ -41,6 +41,9 @@ def filled(root: Path, name: str, configs: dict[str, object], *, nulls: bool = F
     tombstone.
     """
     topic = sparklog.open(root, create=True).create_topic(name, partitions=2, configs=configs)
+    if nulls:
+        # An append without partitions writes all of its records without a key to one random partition.
+        topic.append([{"partition": partition, "key": None, "value": b"no key"} for partition in range(2)])
     for n in range(ROUNDS):
         keys = [None if nulls and i == 0 else b"k%d" % (i % KEYS) for i in range(PER_ROUND)]
         values = [b"%s-%d-%d" % (name.encode(), n, i) + b"." * 40 for i in range(PER_ROUND)]
