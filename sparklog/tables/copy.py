@@ -444,7 +444,10 @@ class TableCopy:
         return state
 
     def _missing(self, existing: pa.Schema, rows: pa.Schema) -> list[pa.Field]:
-        """Return the columns of rows to add or to widen. Raises `BadRequest` if the options do not allow it."""
+        """Return the columns of the rows that the table lacks or that are wider than in the table.
+
+        Raises `BadRequest` if there are such columns and `grow_schema` is not set.
+        """
         name = self._target.name
         missing = missing_columns(name, existing, rows)
         if missing and not self._options.grow_schema:

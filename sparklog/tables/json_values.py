@@ -1,4 +1,4 @@
-"""JSON values as columns of a table with the types of a schema in DDL."""
+"""Decode JSON values to the columns of a DDL schema."""
 
 from __future__ import annotations
 
