@@ -18,10 +18,11 @@ import signal
 import sys
 import tempfile
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timezone
+from multiprocessing.context import ForkServerContext
 from pathlib import Path
 from typing import IO, Any, Literal, cast
 
@@ -34,7 +35,7 @@ from sparklog.log.topic.root import Root, RootView
 from sparklog.tables.copy import TableCopy, TableCopyOptions
 from sparklog.tables.root_watermark import RootWatermarkTable
 from sparklog.tables.rows import RowOptions
-from sparklog.tables.target import NewOutput, TargetTable
+from sparklog.tables.target import NewOutput, TableState, TargetTable
 from sparklog.transactions.producer import transactional
 
 TableKind = Literal["delta", "sqlite", "postgres", "rest", "sqlite-root", "postgres-root"]
@@ -54,9 +55,10 @@ METHODS = {
 
 
 STEPS = {
-    False: ("load", "create", "open", "write", "append", "delete"),
+    False: ("load", "open", "write", "append", "delete"),
     True: ("load", "open", "write", "upsert", "delete"),
 }
+"""The steps of a copy to an existing table, by `is_upsert`."""
 
 
 def kill_at(table: TargetTable, point: str, skipped: int) -> None:
@@ -83,8 +85,20 @@ def kill_at(table: TargetTable, point: str, skipped: int) -> None:
 
         return killed
 
-    for what, method in METHODS.items():
-        setattr(table, method, wrapped(what, getattr(table, method)))
+    def wrap(table: TargetTable) -> None:
+        for what, method in METHODS.items():
+            setattr(table, method, wrapped(what, getattr(table, method)))
+
+    for_tasks = table.for_tasks
+
+    def wrapped_for_tasks(state: TableState) -> tuple[TargetTable, TableState]:
+        writer, version = for_tasks(state)
+        if writer is not table:
+            wrap(writer)
+        return writer, version
+
+    wrap(table)
+    table.for_tasks = wrapped_for_tasks  # type: ignore[method-assign]
 
 
 class _WithWrite:
@@ -181,24 +195,19 @@ class Series:
             pass
         context = multiprocessing.get_context("forkserver")
         context.set_forkserver_preload([__name__, "sparklog.tables.delta", "sparklog.tables.iceberg"])
+        while not self.committed:
+            self.append(root)
+        for point in ("before create", "after create"):
+            self.copy_in_processes(context, [(point, 0)])
         while self.counts["kills"] < kills:
             for _ in range(self.source.randint(1, 3)):
                 self.append(root)
-            processes = []
-            for _ in range(2):
-                step = self.source.choice(STEPS[self.place.is_upsert])
-                point = f"{self.source.choice(['before', 'after'])} {step}"
-                arguments = (self.place, point, self.source.choice([0, 0, 1, 2]))
-                process = context.Process(target=copy_until_killed, args=arguments)
-                process.start()
-                processes.append((process, arguments[1]))
-            for process, point in processes:
-                process.join(120)
-                assert process.exitcode in (0, -signal.SIGKILL, UNRESOLVED), f"{point}: exit code {process.exitcode}"
-                if process.exitcode == -signal.SIGKILL:
-                    self.counts["kills"] += 1
-                    self.counts[point] += 1
-            if any(process.exitcode == UNRESOLVED for process, _ in processes):
+            points = [
+                (f"{self.source.choice(['before', 'after'])} {step}", self.source.choice([0, 0, 1, 2]))
+                for step in self.source.choices(STEPS[self.place.is_upsert], k=2)
+            ]
+            exit_codes = self.copy_in_processes(context, points)
+            if UNRESOLVED in exit_codes:
                 self.counts["unresolved commits"] += 1
                 self.copy(root)
             if self.source.random() < 0.2:
@@ -208,6 +217,23 @@ class Series:
                 self.counts["compactions of the topic"] += 1
         self.copy(root)
         self.check(root)
+
+    def copy_in_processes(self, context: ForkServerContext, points: Sequence[tuple[str, int]]) -> list[int | None]:
+        """Copy in one process per point, and return the exit codes. `points` contains arguments of `kill_at`."""
+        processes = [
+            context.Process(target=copy_until_killed, args=(self.place, point, skipped)) for point, skipped in points
+        ]
+        for process in processes:
+            process.start()
+        exit_codes: list[int | None] = []
+        for process, (point, _) in zip(processes, points, strict=True):
+            process.join(120)
+            assert process.exitcode in (0, -signal.SIGKILL, UNRESOLVED), f"{point}: exit code {process.exitcode}"
+            if process.exitcode == -signal.SIGKILL:
+                self.counts["kills"] += 1
+                self.counts[point] += 1
+            exit_codes.append(process.exitcode)
+        return exit_codes
 
     def copy(self, root: Root) -> None:
         """Copy the existing records, as a user does who finds the copied offsets in the rows."""
@@ -317,6 +343,9 @@ def run_series(kind: TableKind, kills: int, seed: int, directory: Path, *, is_up
         series = Series(Place(str(directory), kind, is_upsert, uri), random.Random(seed))
         try:
             series.run(kills)
+            if kills >= 100:
+                points = {f"{when} {step}" for when in ("before", "after") for step in ("create", *STEPS[is_upsert])}
+                assert not points - set(series.counts), "points without a kill"
         except BaseException:
             print(f"seed {seed}, table {kind}, {series.counts}", file=sys.stderr)
             raise

@@ -16,4 +16,5 @@ pytestmark = pytest.mark.slow
 def test_killed_copies_add_each_record_once(kind: TableKind, is_upsert: bool, tmp_path: Path) -> None:
     counts = run_series(kind, 20, 1, tmp_path, is_upsert=is_upsert)
     assert counts["kills"] >= 20
+    assert {"before create", "after create"} <= set(counts)
     assert counts["aborted transactions"]
