@@ -47,6 +47,7 @@ from sparklog.format.key_hash import bucket_for_value
 from sparklog.log.journal.clocks import Env
 from sparklog.tables.delta_files import partition_text, statistics
 from sparklog.tables.merge import ExistingFile, commit_upsert, read_batches
+from sparklog.tables.option_names import option_name, option_value
 from sparklog.tables.target import ChangeSet, NewFile, NewOutput, PartitionBy, TableLayout, TableState
 from sparklog.tables.watermark import COMMIT_ID, KEYS, Watermark
 
@@ -102,8 +103,9 @@ class DeltaLakeTable:
         columns, properties = list(layout.schema), TABLE_PROPERTIES | watermark.to_properties()
         partition_columns = []
         if by is not None:
-            columns.append(pa.field(COLUMN_OF[by.transform], TYPE_OF[by.transform]))
             partition_columns = [COLUMN_OF[by.transform]]
+            self._check_columns(columns, partition_columns)
+            columns.append(pa.field(COLUMN_OF[by.transform], TYPE_OF[by.transform]))
             properties[PARTITION_BY] = _transform_text(by)
         with self._errors("create"):
             try:
@@ -131,6 +133,7 @@ class DeltaLakeTable:
                 f"cannot change the type of column '{widened[0]}' of table {self.name}, because Delta tables without "
                 "type widening do not support this: change --schema, or copy the topic to a new table"
             )
+        self._check_columns(columns, table.metadata().partition_columns)
         fields: list[Field] = list(self._schema([column.with_nullable(True) for column in columns]).fields)
         with self._commit_errors(table.version(), None):
             table.alter.add_columns(fields, commit_properties=CommitProperties(max_commit_retries=0))
@@ -375,6 +378,14 @@ class DeltaLakeTable:
         if other:
             raise BadRequest(
                 f"{self.name} is not a Delta table, but contains files such as {min(other)}: use a new directory"
+            )
+
+    def _check_columns(self, columns: Sequence[pa.Field], partition_columns: Sequence[str]) -> None:
+        """Raise `BadRequest` if a new column has the name of a partition column."""
+        if names := [column.name for column in columns if column.name.lower() in partition_columns]:
+            raise BadRequest(
+                f"column {names[0]} of the records has the name of the partition column of table {self.name}: rename "
+                f"the field in {option_name('schema')}, or use {option_value('partition_by', 'none')} for a new table"
             )
 
     def _schema(self, columns: Sequence[pa.Field]) -> Schema:

@@ -32,8 +32,15 @@ from pyiceberg.types import DoubleType, FloatType, IcebergType
 
 from sparklog.errors import BadRequest
 from sparklog.format.key_hash import bucket_for_value
+from sparklog.tables.option_names import option_name
 from sparklog.tables.target import PartitionBy, TableLayout
 
+RESERVED_NAMES = ("_deleted", "_file", "_last_updated_sequence_number", "_partition", "_pos", "_row_id", "_spec_id")
+"""Names of metadata columns in Iceberg's specification, which Spark adds to a table.
+
+If a table has a column with such a name, Spark cannot read all columns and cannot change rows. If the name of the
+column differs in case, a DELETE has no effect. Fields of structs can have these names.
+"""
 FIELD_ID = b"PARQUET:field_id"
 """The key of a field id in the metadata of an Arrow field. Parquet files contain the id as part of their schema."""
 
@@ -41,7 +48,7 @@ FIELD_ID = b"PARQUET:field_id"
 def table_schema(layout: TableLayout) -> Schema:
     """Return the Iceberg schema of a new table. The key columns are its identifier fields and are required.
 
-    Raises `BadRequest` if Iceberg does not support a type.
+    Raises `BadRequest` if Iceberg does not support a type or reserves a name.
     """
     keys = set(layout.key_columns)
     fields = [field.with_nullable(field.nullable and field.name not in keys) for field in layout.schema]
@@ -56,7 +63,15 @@ def table_schema(layout: TableLayout) -> Schema:
 
 
 def iceberg_schema(fields: Sequence[pa.Field]) -> Schema:
-    """Convert columns to an Iceberg schema with new field ids. The ids of the columns are 1, 2, ... in their order."""
+    """Convert new columns to an Iceberg schema with new field ids. The ids of the columns are 1, 2, ... in their order.
+
+    Raises `BadRequest` if Iceberg does not support a type or reserves a name.
+    """
+    if reserved := [field.name for field in fields if field.name.lower() in RESERVED_NAMES]:
+        raise BadRequest(
+            f"an Iceberg table must not have a column {reserved[0]}, because Iceberg reserves the name and Spark "
+            f"cannot read such a table: rename the field in {option_name('schema')}, or omit it"
+        )
     numbered: list[pa.Field] = []
     next_id = len(fields) + 1
 

@@ -253,12 +253,26 @@ def _open_values(options: RowOptions, topic: str) -> tuple[ValueColumns, pa.Sche
 
 def _with_position(fields: Sequence[pa.Field], options: RowOptions) -> pa.Schema:
     fields = [*fields, *(POSITION if options.metadata else ())]
-    lower = [item.name.lower() for item in fields]
-    if duplicates := [item.name for item in fields if lower.count(item.name.lower()) > 1]:
+    if (duplicate := _duplicate_name(fields)) is not None:
         raise BadRequest(
-            f"the rows would contain column {duplicates[-1]} twice: rename the column in {option_name('schema')}"
+            f"the rows would contain column {duplicate} twice, because names are compared without case: rename the "
+            f"column in {option_name('schema')}"
         )
     return pa.schema(fields)
+
+
+def _duplicate_name(fields: Sequence[pa.Field]) -> str | None:
+    """Return the path of a field whose name differs from the name of another field at most in case."""
+    names: set[str] = set()
+    for item in fields:
+        if item.name.lower() in names:
+            return str(item.name)
+        names.add(item.name.lower())
+    for item in fields:
+        # The elements of a list, and the keys and values of a map, are fields whose names are constant.
+        if (inner := _duplicate_name([item.type.field(index) for index in range(item.type.num_fields)])) is not None:
+            return f"{item.name}.{inner}"
+    return None
 
 
 def key_types(schema: pa.Schema, keys: tuple[str, ...]) -> Mapping[str, pa.DataType]:
@@ -328,13 +342,19 @@ def bad_records(records: pa.RecordBatch, reasons: Mapping[int, str], topic: str)
 def missing_columns(table: str, existing: pa.Schema, rows: pa.Schema) -> list[pa.Field]:
     """Return the columns of rows that a table does not have, and the wider types of columns whose type is too narrow.
 
-    Raises `BadRequest` if the rows do not contain a column that must not be null, if a column has another type, or if
-    the table was written by a release before 0.15.
+    Raises `BadRequest` if the rows do not contain a column that must not be null, if a column has another type, if the
+    name of a column differs only in case, or if the table was written by a release before 0.15.
     """
     missing = []
+    names = {name.lower(): name for name in existing.names}
     for item in rows:
         index = existing.get_field_index(item.name)
         if index < 0:
+            if (name := names.get(item.name.lower())) is not None:
+                raise BadRequest(
+                    f"the records contain column {item.name}, but table {table} has column {name}: use the same case, "
+                    f"because Spark compares names without case"
+                )
             missing.append(pa.field(item.name, item.type))
         elif not can_cast(item.type, existing.field(index).type):
             if not can_cast(existing.field(index).type, item.type):

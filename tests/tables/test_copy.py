@@ -428,6 +428,14 @@ def test_columns_with_another_type_are_rejected(root: Root, catalog: MemoryCatal
         table_copy(root, catalog, TableCopyOptions(replace(JSON, schema="id STRING"), grow_schema=True)).copy_existing()
 
 
+def test_columns_that_differ_in_case_are_rejected(root: Root, catalog: MemoryCatalog) -> None:
+    append(root.create_topic("t"), b'{"id": 1}')
+    table_copy(root, catalog, TableCopyOptions(JSON)).copy_existing()
+    other = TableCopyOptions(replace(JSON, schema="ID BIGINT, name STRING"), grow_schema=True)
+    with pytest.raises(BadRequest, match="records contain column ID, but table t has column id: use the same case"):
+        table_copy(root, catalog, other).copy_existing()
+
+
 def test_missing_topic_is_reported(root: Root, catalog: MemoryCatalog) -> None:
     with pytest.raises(NotFound, match="topic 't' does not exist"):
         table_copy(root, catalog).copy_existing()

@@ -362,6 +362,16 @@ def test_unsupported_type_is_rejected(table: DeltaLakeTable, kind: pa.DataType) 
         table.create(layout, START)
 
 
+def test_column_with_the_name_of_the_partition_column_is_rejected(table: DeltaLakeTable, path: Path) -> None:
+    column = pa.field("_Date", pa.string())
+    with pytest.raises(BadRequest, match="column _Date of the records has the name of the partition column"):
+        table.create(replace(APPEND, schema=pa.schema([*SCHEMA, column])), START)
+    with pytest.raises(BadRequest, match="rename the field in schema, or use partition_by='none' for a new table"):
+        table.add_columns(table.create(APPEND, START), [column])
+    other = open_table(path.with_name("other"))
+    assert "_Date" in other.create(replace(UPSERT, schema=pa.schema([*SCHEMA, column])), START).schema.names
+
+
 def test_deletion_vectors_are_rejected(table: DeltaLakeTable) -> None:
     action = {"path": "a.parquet", "deletion_vector.storage_type": "u"}
     with pytest.raises(BadRequest, match="has deletion vectors"):

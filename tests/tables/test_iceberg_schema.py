@@ -26,7 +26,7 @@ from pyiceberg.types import DateType, IcebergType, TimestamptzType
 from pyiceberg.utils.datetime import date_to_days, datetime_to_micros
 
 from sparklog.errors import BadRequest
-from sparklog.tables.iceberg_schema import arrow_schema, iceberg_schema, partition_values, table_schema
+from sparklog.tables.iceberg_schema import RESERVED_NAMES, arrow_schema, iceberg_schema, partition_values, table_schema
 from sparklog.tables.target import TableLayout
 
 EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
@@ -86,6 +86,14 @@ def test_nested_columns_have_distinct_ids_and_return_unchanged() -> None:
     found = arrow_schema(schema)
     assert found.field("counts").type == columns[1].type
     assert found.field("headers").type.value_type == inner
+
+
+@pytest.mark.parametrize("name", [*RESERVED_NAMES, "_FILE"])
+def test_reserved_names_are_rejected(name: str) -> None:
+    column = pa.field(name, pa.string())
+    with pytest.raises(BadRequest, match=f"must not have a column {name}, .*: rename the field in schema, or omit it"):
+        iceberg_schema([pa.field("id", pa.int64()), column])
+    iceberg_schema([pa.field("inner", pa.struct([column])), pa.field("_change_type", pa.string())])
 
 
 def test_floating_point_keys_are_no_identifiers() -> None:

@@ -132,6 +132,12 @@ def test_avro_rows() -> None:
             "text of a key cannot be converted to the column a array<int>",
         ),
         ({"payload": "json", "schema": "_offset INT"}, "would contain column _offset twice"),
+        (
+            {"payload": "json", "schema": "_Offset INT"},
+            "would contain column _offset twice, because names",
+        ),
+        ({"payload": "json", "schema": "s ARRAY<STRUCT<a: INT, A: INT>>"}, r"would contain column s\.item\.A twice"),
+        ({"payload": "json", "schema": "s STRUCT<b: STRUCT<a: INT, A: INT>>"}, r"would contain column s\.b\.A twice"),
         ({"payload": "avro", "schema": '"string"'}, "payload='avro' requires a record schema"),
         ({"payload": "long"}, "payload='long' requires a record schema"),
     ],
