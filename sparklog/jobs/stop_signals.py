@@ -5,8 +5,11 @@ from __future__ import annotations
 import signal
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from types import FrameType
 from typing import Any
+
+from sparklog.output import say
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
@@ -15,9 +18,13 @@ class StopSignals:
     """Raises `KeyboardInterrupt` at the next check after SIGINT (Ctrl-C) or SIGTERM, so that steps are not interrupted.
 
     A second signal interrupts the step. Signals are received only if the context manager is entered in the main thread.
+
+    Args:
+        notice: A line to print if the first signal does not stop the job at once.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, notice: str) -> None:
+        self._notice = notice
         self._is_received = False
         self._is_waiting = False
         self._previous: dict[signal.Signals, Any] = {}
@@ -35,6 +42,9 @@ class StopSignals:
         if self._is_received or self._is_waiting:
             raise KeyboardInterrupt
         self._is_received = True
+        # Python does not support a write by a signal handler that has interrupted a write to the same file.
+        with suppress(RuntimeError, OSError):
+            say(self._notice)
 
     def check(self) -> None:
         """Raise `KeyboardInterrupt` if a signal was received."""

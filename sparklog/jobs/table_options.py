@@ -225,7 +225,8 @@ class TableJob(RowsJob):
             quarantine: the table of bad records. It is created for the first bad record.
             maintain: a function that maintains the table after commits, and returns its results for the report.
         """
-        with tasks_if_submitted(name) as runner, StatusLine(name) as status, StopSignals() as signals:
+        notice = f"sparklog {name}: stopping after the current commit; press Ctrl-C again to stop at once"
+        with tasks_if_submitted(name) as runner, StatusLine(name) as status, StopSignals(notice) as signals:
             copy = TableCopy(view, self.topic, target, self.options, quarantine, log, runner)
             with copy.recorder(name) as recorder:
                 while self.follow:

@@ -161,9 +161,9 @@ class DataFileWriter:
         paths = [file.path for file in self.files]
         for buffer in self._buffers.values():
             if buffer.file is not None:
-                with suppress(SparklogError, OSError):
-                    buffer.file.writer.close()
-                    buffer.file.output.file.close()
+                for opened in (buffer.file.writer, buffer.file.output.file):
+                    with suppress(SparklogError, OSError):
+                        opened.close()
                 paths.append(buffer.file.output.path)
         self._buffers, self.files = {}, []
         if paths:
@@ -199,14 +199,15 @@ class DataFileWriter:
         return _OpenFile(output, parquet_writer(output, self._state.schema))
 
     def _close(self, key: tuple[Any, ...]) -> None:
-        file = self._buffers.pop(key).file
-        if file is None:
-            return
-        self._open.remove(key)
-        file.writer.close()
-        nbytes = file.output.file.tell()
-        file.output.file.close()
-        self.files.append(NewFile(file.output.path, file.records, nbytes, key[1:], file.writer.writer.metadata))
+        file = self._buffers[key].file
+        if file is not None:
+            file.writer.close()
+            nbytes = file.output.file.tell()
+            file.output.file.close()
+            self.files.append(NewFile(file.output.path, file.records, nbytes, key[1:], file.writer.writer.metadata))
+            self._open.remove(key)
+        # If an error was raised before, `discard` deletes the file.
+        del self._buffers[key]
 
 
 def parquet_writer(output: NewOutput, schema: pa.Schema, keys: Sequence[str] = ()) -> pq.ParquetWriter:

@@ -102,6 +102,25 @@ def test_an_error_deletes_the_files_unless_they_are_complete(monkeypatch: pytest
     assert not table.catalog.files
 
 
+def test_file_that_cannot_be_completed_is_deleted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The footer of a file is written when the file is closed, which fails if a disk is full."""
+
+    class FullDisk(pq.ParquetWriter):
+        def close(self) -> None:
+            super().close()
+            raise OSError("No space left on device")
+
+    monkeypatch.setattr(pq, "ParquetWriter", FullDisk)
+    table, state = new_table()
+    with (
+        pytest.raises(OSError, match="No space left on device"),
+        DataFileWriter(table, state, "id", "attempt", {0: 9}) as writer,
+    ):
+        write(writer, rows([0], 0))
+        writer.finish()
+    assert not table.catalog.files
+
+
 def test_raw_values_have_no_dictionary_and_no_statistics() -> None:
     table, state = new_table()
     writer = DataFileWriter(table, state, "id", "attempt", {0: 9})

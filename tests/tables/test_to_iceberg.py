@@ -260,8 +260,9 @@ def test_signal_during_a_commit_ends_the_run_after_the_commit(
     assert to_iceberg.main(words(tmp_path, *options)) == INTERRUPTED
     copied = len(rows(catalog))
     error = capsys.readouterr().err
+    notice = "sparklog to-iceberg: stopping after the current commit; press Ctrl-C again to stop at once\n"
     after = "1 commit; the next run continues after the last commit"
-    assert re.fullmatch(rf"sparklog to-iceberg: interrupted: {copied} records? in {after}\n", error)
+    assert re.fullmatch(rf"{notice}sparklog to-iceberg: interrupted: {copied} records? in {after}\n", error)
     assert [signal.getsignal(each) for each in (signal.SIGTERM, signal.SIGINT)] == handlers
 
 
