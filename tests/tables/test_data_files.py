@@ -112,11 +112,9 @@ def test_file_that_cannot_be_completed_is_deleted(monkeypatch: pytest.MonkeyPatc
 
     monkeypatch.setattr(pq, "ParquetWriter", FullDisk)
     table, state = new_table()
-    with (
-        pytest.raises(OSError, match="No space left on device"),
-        DataFileWriter(table, state, "id", "attempt", {0: 9}) as writer,
-    ):
-        write(writer, rows([0], 0))
+    writer = DataFileWriter(table, state, "id", "attempt", {0: 9})
+    write(writer, rows([0], 0))
+    with pytest.raises(OSError, match="No space left on device"), writer:
         writer.finish()
     assert not table.catalog.files
 
