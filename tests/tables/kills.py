@@ -202,9 +202,16 @@ class Series:
         while self.counts["kills"] < kills:
             for _ in range(self.source.randint(1, 3)):
                 self.append(root)
+            steps = self.source.choices(STEPS[self.place.is_upsert], k=2)
+            if "delete" in steps:
+                # A copy only deletes its files if another copy commits first.
+                steps = ["delete", "nothing"]
             points = [
-                (f"{self.source.choice(['before', 'after'])} {step}", self.source.choice([0, 0, 1, 2]))
-                for step in self.source.choices(STEPS[self.place.is_upsert], k=2)
+                (
+                    f"{self.source.choice(['before', 'after'])} {step}",
+                    0 if step == "delete" else self.source.choice([0, 0, 1, 2]),
+                )
+                for step in steps
             ]
             exit_codes = self.copy_in_processes(context, points)
             if UNRESOLVED in exit_codes:
