@@ -18,10 +18,11 @@ if TYPE_CHECKING:
     from pyspark.sql.streaming import StreamingQuery
 
 LOST_WORKER = "Python worker failed to connect back"
+MAX_RESTARTS = 10
 _FUNCTION = ValueType("a function that starts the query", callable)
 
 
-def run_query(start: Callable[[], StreamingQuery], *, max_restarts: int = 10) -> StreamingQuery:
+def run_query(start: Callable[[], StreamingQuery], *, max_restarts: int = MAX_RESTARTS) -> StreamingQuery:
     """Start a streaming query and wait until it ends. Restart the query if a Python process of Spark fails to start in
     time.
 
@@ -46,19 +47,26 @@ def run_query(start: Callable[[], StreamingQuery], *, max_restarts: int = 10) ->
         sparklog.run_query(copy)
     """
     check_pyspark("sparklog.run_query")
+    _FUNCTION.check("start", start)
+    int64(0).check("max_restarts", max_restarts)
+    return restart_lost(start, lambda query: query.awaitTermination(), max_restarts)
+
+
+def restart_lost(
+    start: Callable[[], StreamingQuery], wait: Callable[[StreamingQuery], object], max_restarts: int = MAX_RESTARTS
+) -> StreamingQuery:
+    """Run a query as `run_query` does. `wait` waits until the query ends, and raises its error."""
     from py4j.protocol import Py4JJavaError
     from pyspark.errors import PySparkException
 
     from sparklog.datasource.spark_workers import warn
 
-    _FUNCTION.check("start", start)
-    int64(0).check("max_restarts", max_restarts)
     restarts = 0
     while True:
         query: StreamingQuery | None = None
         try:
             query = start()
-            query.awaitTermination()
+            wait(query)
             return query
         except (PySparkException, Py4JJavaError) as error:
             if LOST_WORKER not in str(error):

@@ -188,7 +188,7 @@ def run(spark: SparkSession, job: FromDelta) -> int:
     sparklog.register(spark)
     job.table = delta.absolute(spark, job.table)
     check_table(spark, job)
-    return follow_to_end("from-delta", start(spark, job), job.root)
+    return follow_to_end("from-delta", partial(start, spark, job), job.root)
 
 
 @streaming_job("from-delta")

@@ -367,11 +367,11 @@ def run(spark: SparkSession, mirror: Mirror) -> int:
         source, target = (root, kafka) if mirror.into_kafka else (kafka, root)
         partitions, missing = plan(mirror, source, target)
         create(target, partitions, missing)
-        query = start(spark, mirror, partitions)
+        begin = partial(start, spark, mirror, partitions)
         if mirror.follow and mirror.pattern is not None:
             follow = partial(follow_pattern, spark, mirror, source, target, partitions)
-            return to_end("mirror", query, mirror.target, follow)
-        return follow_to_end("mirror", query, mirror.target)
+            return to_end("mirror", begin, mirror.target, follow)
+        return follow_to_end("mirror", begin, mirror.target)
     finally:
         kafka.close()
 

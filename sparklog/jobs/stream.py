@@ -30,6 +30,7 @@ from sparklog.common.units import count
 from sparklog.console.options import RootOption, integer_option
 from sparklog.console.parameters import Option
 from sparklog.datasource.options import parse_options
+from sparklog.datasource.restarts import restart_lost
 from sparklog.datasource.spark_versions import READ_LIMITS
 from sparklog.datasource.subscription import Subscriber
 from sparklog.errors import Unavailable
@@ -135,18 +136,23 @@ def known_timestamp() -> Column:
     return when(col("timestamp") >= timestamp_millis(lit(0)), col("timestamp"))
 
 
-def follow_to_end(name: str, query: StreamingQuery, target: str) -> int:
-    """Wait for the query of job `name`, print the target and the last micro-batch, and return the exit code."""
-    return to_end(name, query, target, QueryStatus.wait)
+def follow_to_end(name: str, start: Callable[[], StreamingQuery], target: str) -> int:
+    """Run the query of job `name`, print the target and the last micro-batch, and return the exit code."""
+    return to_end(name, start, target, QueryStatus.wait)
 
 
 def to_end(
-    name: str, query: StreamingQuery, target: str, follow: Callable[[QueryStatus, StreamingQuery], object]
+    name: str,
+    start: Callable[[], StreamingQuery],
+    target: str,
+    follow: Callable[[QueryStatus, StreamingQuery], object],
 ) -> int:
-    """Call `follow` to wait for the query, print the target and the last micro-batch, and return the exit code."""
+    """Start the query, call `follow` to wait for it, print the target and the last micro-batch, and return the exit
+    code. The query is restarted if a Python process of Spark fails to start in time.
+    """
     with StatusLine(name) as line:
         status = QueryStatus(line)
-        follow(status, query)
+        restart_lost(start, partial(follow, status))
     line.total(f"{name}: {status.amount()}")
     last = status.last_batch
     print(f"written to {target}" + (": no new records" if last is None else f", up to micro-batch {last}"))
@@ -297,7 +303,7 @@ arguments = partial(parse, "stream", Copy, __doc__)
 @streaming_job("stream")
 def run(spark: SparkSession, copy: Copy) -> int:
     sparklog.register(spark)
-    return follow_to_end("stream", start(spark, copy), copy.root)
+    return follow_to_end("stream", partial(start, spark, copy), copy.root)
 
 
 @streaming_job("stream")

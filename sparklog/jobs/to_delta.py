@@ -420,7 +420,7 @@ def run(spark: SparkSession, job: ToDelta) -> int:
                 recorder.update()
 
     with TableRunRecorder(root, job.topic, "to-delta", job.table, copied) as recorder:
-        return to_end("to-delta", start(spark, job), job.table, wait)
+        return to_end("to-delta", partial(start, spark, job), job.table, wait)
 
 
 @streaming_job("to-delta")

@@ -54,6 +54,23 @@ def test_a_lost_worker_restarts_the_query_up_to_a_limit() -> None:
     assert run(LOST, done, max_restarts=0) == (LOST, 1)
 
 
+def test_jobs_restart_their_queries(capsys: pytest.CaptureFixture[str]) -> None:
+    from sparklog.jobs.stream import to_end
+
+    queries: list[Any] = [Query(LOST), Query(None)]
+    statuses = []
+
+    def follow(status: object, query: Any) -> None:
+        statuses.append(status)
+        query.awaitTermination()
+
+    assert to_end("stream", lambda: queries.pop(0), "root", follow) == 0
+    assert (queries, len(statuses), len(set(map(id, statuses)))) == ([], 2, 1)
+    assert capsys.readouterr().out == "written to root: no new records\n"
+    with pytest.raises(PySparkException, match="There is no topic"):
+        to_end("stream", lambda: Query(OTHER), "root", follow)
+
+
 @pytest.mark.parametrize("first", [Query(OTHER), OTHER])
 def test_every_other_error_is_raised(first: Query | str) -> None:
     assert run(first, Query(None)) == (OTHER, 1)
