@@ -7,20 +7,26 @@ ways, and its objects are files. Each hour: CPU time of a commit and of a poll (
 metadata and data, requests, memory of the process that writes and reads, memory that each job, a process of its own,
 took besides, and what it costs to open the topic.
 
-`--real`: for `--seconds` of real time Spark makes a micro-batch each second, beside Delta (pyspark 4.2) or Iceberg
-(pyspark 4.1) with their own maintenance: `benchmarks/real_day.py`.
+`--real [--hours 2.5] [--window-minutes 15] [--results FILE]`: for hours of real time, Spark makes a micro-batch each
+second into sparklog, Delta and Iceberg side by side, with their own maintenance: `benchmarks/real_day.py`. The results
+are stored after each window. `--page` writes docs/design/day.md from them.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import sys
 import tempfile
+from pathlib import Path
 
 from sparklog.doctor.costs import Requests
 from sparklog.format.kernels.warm import warm_up
 from sparklog.maintenance.job_history import COMPACT, RETAIN
 from tests.support.lifetime import Lifetime, Spell
+
+RESULTS = Path(__file__).with_name("day.json")
+"""Results of `--real`."""
 
 
 def main() -> None:
@@ -31,13 +37,21 @@ def main() -> None:
     parser.add_argument("--records", type=int, default=64)
     parser.add_argument("--poll-every", type=int, default=10)
     parser.add_argument("--real", action="store_true")
-    parser.add_argument("--seconds", type=int, default=600)
-    parser.add_argument("--only", default="", help="of --real: sparklog, delta or iceberg")
+    parser.add_argument("--hours", type=float, default=2.5)
+    parser.add_argument("--window-minutes", type=float, default=15)
+    parser.add_argument("--only", default="sparklog,delta,iceberg", help="formats of --real, with commas between them")
+    parser.add_argument("--results", type=Path, default=RESULTS)
+    parser.add_argument("--page", action="store_true", help="measure nothing")
     chosen = parser.parse_args()
     if chosen.real:
         import real_day
 
-        real_day.run(chosen.seconds, chosen.only)
+        real_day.run(chosen.hours, chosen.window_minutes, chosen.only.split(","), chosen.results)
+    if chosen.page:
+        import day_page
+
+        day_page.write(json.loads(chosen.results.read_text()))
+    if chosen.real or chosen.page:
         return
     warm_up()
     with tempfile.TemporaryDirectory() as disk:

@@ -56,7 +56,8 @@ def measure(chosen: argparse.Namespace) -> None:
 
     missing = [f"{section}: left out by --only" for section in SECTIONS if section not in chosen.only.split(",")]
     works: list[dict[str, Any]] = []
-    results = {**surroundings(chosen), "missing": missing, "works": works}
+    about = {**surroundings("peers"), "rounds": chosen.rounds, "records": chosen.records}
+    results = {**about, "missing": missing, "works": works}
     folder = Path(tempfile.mkdtemp(prefix="sparklog-peers-"))
     begun = time.perf_counter()
 
@@ -84,7 +85,7 @@ def measure(chosen: argparse.Namespace) -> None:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def surroundings(chosen: argparse.Namespace) -> dict[str, Any]:
+def surroundings(benchmark: str) -> dict[str, Any]:
     """Machine, date, command, versions."""
     models = [line for line in Path("/proc/cpuinfo").read_text().splitlines() if line.startswith("model name")]
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
@@ -93,9 +94,7 @@ def surroundings(chosen: argparse.Namespace) -> dict[str, Any]:
         "machine": f"{len(models)} cores, {models[0].partition(': ')[2]}, {memory:.0f} GiB, {platform.platform()}",
         "load": os.getloadavg()[0],
         "date": time.strftime("%Y-%m-%d", time.gmtime()),
-        "command": " ".join(["python -m benchmarks peers", *sys.argv[1:]]),
-        "rounds": chosen.rounds,
-        "records": chosen.records,
+        "command": " ".join([f"python -m benchmarks {benchmark}", *sys.argv[1:]]),
         "versions": {
             "Python": platform.python_version(),
             "sparklog": sparklog.__version__,

@@ -1,192 +1,317 @@
-"""`bench_day --real`: Spark's micro-batches for real time, one a second, into sparklog, Delta and Iceberg in turns.
+"""`bench_day --real`: sparklog, Delta and Iceberg in real time, side by side, each with one micro-batch per second.
 
-Each format has its time alone, the same rate (2,000 records a second), and its own maintenance four times: `compact`
-and `retain`; OPTIMIZE and VACUUM; rewrite_data_files and expire_snapshots. What cannot be had is named: no release of
-pyspark has Delta and Iceberg, so that a run with 4.2 and one with 4.1 are needed.
+Each format is a process of its own (`day_query.py`) with the Spark release that it supports. Once per window, each
+format runs its maintenance, at a different time. Figures are taken at the end of each window and stored immediately.
+Before the first window and after the last window, strace counts the file system operations on the table of each format.
 """
 
 from __future__ import annotations
 
+import json
+import os
+import re
 import statistics
+import subprocess
 import sys
 import tempfile
+import threading
 import time
-from collections import defaultdict
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-import bench_spark
-from pyspark.sql import SparkSession
-from spark_session import benchmark_session, tree
+from bench_peers import surroundings
+from spark_session import Process, spent_by_process, tree
 
-import sparklog
-from sparklog.compaction.run import compact_root
-from sparklog.jobs import delta
-from sparklog.maintenance.work_items import InProcess, Settings
-from sparklog.retention.retain import retain_root
-from tests.datasource.live_delta import delta_jars, iceberg_jars
-from tests.kafka_tools import Missing
 from tests.support.inline_bytes import inline_records_of
 
-RUNS = 4
-"""Of maintenance; figures of the first and the last of these parts are compared."""
-WARM_UP = 20
-"""Batches before the first part: they start processes, make the table and compile code."""
-PARTITIONS = "16"
+REPOSITORY = Path(__file__).resolve().parents[1]
+SPARK = {"sparklog": "", "delta": "4.2", "iceberg": "4.1"}
+"""The Spark release of each format. Empty: the release of this Python."""
+WARM_UP = 60
+"""Micro-batches before the first window, in which processes start and code is compiled."""
+SAMPLE_S = 20
+"""Duration of a sample of file system operations."""
+START_S = 600
+OPERATIONS = {
+    "write": "creations of files",
+    "read": "reads",
+    "list": "listings",
+    "stat": "stat calls",
+    "delete": "deletes",
+}
+_CALL = re.compile(r'^\d+\s+(\w+)\((?:[^"]*"([^"]*)"|\d+<([^>]*)>)?(.*)$')
+"""A line of strace: the name of the call, the path as an argument or of the file descriptor, and the rest."""
 
 
-@dataclass(frozen=True)
-class Part:
-    """Milliseconds of a batch (p95), and memory at the end."""
+@dataclass
+class Query:
+    """A running query, and the events that its process has reported."""
 
-    p95: float
-    memory: dict[str, float]
+    name: str
+    folder: Path
+    process: subprocess.Popen[str]
+    events: list[dict[str, Any]] = field(default_factory=list)
 
+    def __post_init__(self) -> None:
+        threading.Thread(target=self._read, daemon=True).start()
 
-@dataclass(frozen=True)
-class Format:
-    """`place` has its files; `start` takes a writer and returns the query; `metadata` counts a file's bytes of it."""
+    def _read(self) -> None:
+        assert self.process.stdout is not None
+        for line in self.process.stdout:
+            if line.startswith('{"event"'):
+                self.events.append(json.loads(line))
 
-    place: Path
-    start: Callable[[Any], Any]
-    maintain: Callable[[], object]
-    metadata: Callable[[Path], int]
+    def of(self, event: str, since: int = 0) -> list[dict[str, Any]]:
+        return [found for found in self.events[since:] if found["event"] == event]
 
+    @property
+    def is_running(self) -> bool:
+        return self.process.poll() is None and not self.of("end")
 
-def run(seconds: int, only: str) -> None:
-    """Print a line for each format, or for one."""
-    jars, missing = [], []
-    for name, fetch in (("delta", delta_jars), ("iceberg", iceberg_jars)):
+    @property
+    def failure(self) -> str:
+        """Return why the query has ended. Empty: it is running."""
+        if self.is_running:
+            return ""
+        ends = self.of("end")
+        return ends[0]["error"] if ends and ends[0]["error"] else f"exit code {self.process.wait()}"
+
+    def maintain(self) -> None:
+        if self.is_running and self.process.stdin is not None:
+            self.process.stdin.write("maintain\n")
+            self.process.stdin.flush()
+
+    def stop(self) -> None:
+        if self.process.stdin is not None:
+            self.process.stdin.close()
         try:
-            jars += [(name, str(jar)) for jar in fetch()]
-        except Missing as reason:
-            missing.append(f"{name}: {reason}")
-    with tempfile.TemporaryDirectory(prefix="sparklog-day-") as folder:
-        catalog = {
-            "spark.sql.catalog.ice": "org.apache.iceberg.spark.SparkCatalog",
-            "spark.sql.catalog.ice.type": "hadoop",
-            "spark.sql.catalog.ice.warehouse": f"{folder}/iceberg",
-        }
-        peers = {name for name, _ in jars}
-        settings = {"delta": {**delta.SETTINGS, "spark.databricks.delta.snapshotPartitions": "2"}, "iceberg": catalog}
-        more = {"spark.jars": ",".join(jar for _, jar in jars)} if jars else {}
-        for name in peers:
-            more |= settings[name]
-        spark = benchmark_session(**more)
-        sparklog.register(spark)
-        print(f"{seconds} s each, a trigger of 1 s, 2,000 records a second; maintenance {RUNS} times")
-        print("format     batches  p95 first, last part     files  metadata KB  of data  MiB: driver, JVM, workers")
-        for name, made in formats(spark, Path(folder), peers).items():
-            if only not in ("", name):
-                continue
-            try:
-                print(
-                    f"{name:<10} {measured(spark, made, seconds / RUNS, Path(folder) / f'checkpoint-{name}')}",
-                    flush=True,
-                )
-            except Exception as error:  # noqa: BLE001
-                print(f"{name:<10} could not be measured: {' '.join(str(error).split())[:200]}", flush=True)
-        spark.stop()
-    print(*(f"could not be measured: {line}" for line in missing), sep="\n")
+            self.process.wait(60)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
 
 
-def formats(spark: SparkSession, folder: Path, peers: set[str]) -> dict[str, Format]:
-    place = {name: folder / name for name in ("sparklog", "delta", "iceberg")}
-    options = {"topic": "ticks", "num.partitions": PARTITIONS, "path": str(place["sparklog"])}
-
-    def both_jobs() -> None:
-        root, settings = sparklog.open(place["sparklog"]), Settings(time.time_ns() // 1_000_000)
-        compact_root(root, settings, InProcess())
-        retain_root(root, settings)
-
-    def optimize() -> None:
-        spark.sql(f"OPTIMIZE delta.`{place['delta']}`")
-        spark.sql(f"VACUUM delta.`{place['delta']}`")
-
-    def rewrite() -> None:
-        spark.sql("CALL ice.system.rewrite_data_files('db.ticks')")
-        spark.sql("CALL ice.system.expire_snapshots('db.ticks')")
-
-    def iceberg(writer: Any) -> Any:
-        spark.sql("CREATE TABLE ice.db.ticks (key BINARY, value BINARY) USING iceberg")
-        return writer.format("iceberg").toTable("ice.db.ticks")
-
-    made = {
-        "sparklog": Format(
-            place["sparklog"],
-            lambda writer: writer.format("sparklog").options(**options).start(),
-            both_jobs,
-            log_metadata,
-        ),
-        "delta": Format(
-            place["delta"],
-            lambda writer: writer.format("delta").start(str(place["delta"])),
-            optimize,
-            lambda path: path.stat().st_size if "_delta_log" in path.parts else 0,
-        ),
-        "iceberg": Format(
-            place["iceberg"],
-            iceberg,
-            rewrite,
-            lambda path: path.stat().st_size if "metadata" in path.parts else 0,
-        ),
-    }
-    return {name: made[name] for name in made if name == "sparklog" or name in peers}
+def run(hours: float, window_minutes: float, formats: Sequence[str], results_file: Path) -> None:
+    """Measure all windows, and write the results after each of them."""
+    queries: dict[str, Query] = {}
+    with tempfile.TemporaryDirectory(prefix="sparklog-day-", ignore_cleanup_errors=True) as folder:
+        results = surroundings("day")
+        results |= {"hours": hours, "window_minutes": window_minutes, "windows": [], "missing": [], "operations": []}
+        try:
+            for name in formats:
+                queries[name] = start(name, Path(folder) / name)
+            warm_up(queries, results)
+            results["formats"] = {name: query.of("start")[0] for name, query in queries.items()}
+            results["operations"].append(operations(queries, results))
+            # strace slows a query down, so the last sampled query has a backlog.
+            time.sleep(SAMPLE_S)
+            for _ in range(round(hours * 60 / window_minutes)):
+                results["windows"].append(window(queries, window_minutes * 60))
+                drop_ended(queries, results)
+                write(results, results_file)
+                print(*lines(results["windows"][-1], len(results["windows"])), sep="\n", flush=True)
+            results["operations"].append(operations(queries, results))
+        finally:
+            write(results, results_file)
+            for query in queries.values():
+                query.stop()
+    print(*(f"could not be measured: {line}" for line in results["missing"]), sep="\n")
 
 
-def log_metadata(path: Path) -> int:
-    """Count the bytes of a log's file that are metadata: of a commit all but the records in it."""
-    if {"append", "sealed"} & {*path.parts}:
-        return 0
-    data = path.read_bytes()
-    return len(data) - (len(inline_records_of(data)) if path.parent.name == "_log" and path.suffix == ".json" else 0)
+def write(results: Mapping[str, Any], file: Path) -> None:
+    temporary = file.with_suffix(".tmp")
+    temporary.write_text(json.dumps(results, indent=1) + "\n")
+    temporary.replace(file)
 
 
-def measured(spark: SparkSession, made: Format, part_s: float, checkpoint: Path) -> str:
-    """Run one query for all parts, with maintenance at the end of each."""
-    writer = bench_spark.ticks(spark).writeStream.option("checkpointLocation", str(checkpoint))
-    query = made.start(writer.trigger(processingTime="1 second"))
-    seen: dict[int, float] = {}
-    parts: list[Part] = []
-    try:
-        while len(seen) < WARM_UP:
-            look(query, seen)
-        for _ in range(RUNS):
-            before, until = set(seen), time.monotonic() + part_s
-            while time.monotonic() < until:
-                look(query, seen)
-            batches = [seen[batch] for batch in seen.keys() - before]
-            parts.append(Part(statistics.quantiles(batches, n=20)[-1], memory_mib()))
-            made.maintain()
-    finally:
-        query.stop()
-    files = [path for path in made.place.rglob("*") if path.is_file()]
-    metadata = sum(map(made.metadata, files))
-    data = sum(path.stat().st_size for path in files) - metadata
-    first, last = parts[0], parts[-1]
-    memory = "  ".join(f"{first.memory[kind]:,.0f}, {last.memory[kind]:,.0f}" for kind in ("driver", "jvm", "python"))
-    return (
-        f"{len(seen):7}  {first.p95:6.0f}, {last.p95:6.0f} ms {last.p95 / first.p95:5.2f}x  {len(files):6,}  "
-        f"{metadata / 1e3:11,.0f}  {metadata / max(data, 1):7.1%}  {memory}"
+def start(name: str, folder: Path) -> Query:
+    folder.mkdir()
+    environ = {key: value for key, value in os.environ.items() if not key.startswith("PYSPARK_")}
+    environ["PYTHONPATH"] = os.pathsep.join([str(REPOSITORY), str(REPOSITORY / "benchmarks")])
+    python = sys.executable
+    if SPARK[name]:
+        installation = ["sh", str(REPOSITORY / "scripts" / "spark_version.sh"), ".venv", SPARK[name], "--version"]
+        subprocess.run(installation, cwd=REPOSITORY, check=True, stdout=subprocess.DEVNULL)
+        python = str(REPOSITORY / f".venv-spark-{SPARK[name]}" / "bin" / "python")
+    errors = (folder / "stderr").open("w")
+    words = [python, str(REPOSITORY / "benchmarks" / "day_query.py"), name, str(folder)]
+    pipe = subprocess.PIPE
+    return Query(
+        name,
+        folder,
+        subprocess.Popen(words, env=environ, stdin=pipe, stdout=pipe, stderr=errors, text=True, cwd=folder),
     )
 
 
-def look(query: Any, seen: dict[int, float]) -> None:
-    """Wait a second, and add the milliseconds of each new batch with rows. Raises RuntimeError if the query ended."""
-    if query.awaitTermination(1):
-        raise RuntimeError(str(query.exception()))
-    for progress in query.recentProgress:
-        if progress["numInputRows"]:
-            seen[progress["batchId"]] = progress["durationMs"]["triggerExecution"]
+def warm_up(queries: dict[str, Query], results: dict[str, Any]) -> None:
+    """Wait for `WARM_UP` batches of each query, at most `START_S`. Queries without a batch are recorded and removed."""
+    until = time.monotonic() + START_S
+    while any(query.is_running and len(query.of("batch")) < WARM_UP for query in queries.values()):
+        if time.monotonic() > until:
+            break
+        time.sleep(1)
+    for name, query in list(queries.items()):
+        if query.is_running and not query.of("batch"):
+            query.stop()
+            results["missing"].append(f"{name}: no micro-batch in {START_S} s")
+            del queries[name]
+    drop_ended(queries, results)
 
 
-def memory_mib() -> dict[str, float]:
-    """Resident MiB by kind of process."""
+def drop_ended(queries: dict[str, Query], results: dict[str, Any]) -> None:
+    """Record and remove queries that have ended. The other queries continue."""
+    for name, query in list(queries.items()):
+        if query.failure:
+            tail = (query.folder / "stderr").read_text().splitlines()[-3:]
+            results["missing"].append(f"{name}: {query.failure} {' '.join(tail)[:300]}".strip())
+            query.stop()
+            del queries[name]
+
+
+def window(queries: Mapping[str, Query], seconds: float) -> dict[str, Any]:
+    """Measure one window, in which each format runs its maintenance once."""
+    begun = time.monotonic()
+    since = {name: len(query.events) for name, query in queries.items()}
+    before = {name: tree(query.process.pid) for name, query in queries.items()}
+    for number, query in enumerate(queries.values(), start=1):
+        sleep_until(begun + seconds * number / (len(queries) + 1))
+        query.maintain()
+    sleep_until(begun + seconds)
+    after = {name: tree(query.process.pid) for name, query in queries.items()}
+    figures = {
+        name: {
+            **batches(query.of("batch", since[name])),
+            "cpu_s": spent_by_process(before[name], after[name]),
+            "resident_mib": resident(after[name].values()),
+            **sizes(query.folder),
+            "maintenance": query.of("maintenance", since[name]),
+        }
+        for name, query in queries.items()
+    }
+    return {"seconds": round(time.monotonic() - begun, 1), "load": os.getloadavg()[0], "formats": figures}
+
+
+def sleep_until(moment: float) -> None:
+    time.sleep(max(moment - time.monotonic(), 0))
+
+
+def batches(events: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Return the number of micro-batches and records, and the milliseconds of a micro-batch."""
+    spent = [event["ms"] for event in events]
+    if len(spent) < 2:
+        return {"batches": len(spent), "records": sum(event["rows"] for event in events)}
+    return {
+        "batches": len(spent),
+        "records": sum(event["rows"] for event in events),
+        "p50_ms": round(statistics.median(spent)),
+        "p95_ms": round(statistics.quantiles(spent, n=20)[-1]),
+        "max_ms": max(spent),
+    }
+
+
+def resident(processes: Iterable[Process]) -> dict[str, int]:
+    """Return the resident MiB by kind of process."""
     total: defaultdict[str, float] = defaultdict(float)
-    for process in tree().values():
+    for process in processes:
         total[process.kind] += process.resident_mib
-    return total
+    return {kind: round(mib) for kind, mib in total.items()}
+
+
+def sizes(folder: Path) -> dict[str, int]:
+    """Return the number of files of a table, and their bytes. Hadoop's checksum files on a local disk are excluded."""
+    total = Counter[str]()
+    for place, _, names in os.walk(folder / "table"):
+        for name in names:
+            path = Path(place) / name
+            if is_checksum(str(path)):
+                continue
+            try:
+                nbytes, metadata = path.stat().st_size, metadata_bytes(path)
+            except FileNotFoundError:
+                continue
+            total.update(files=1, metadata_bytes=metadata, data_bytes=nbytes - metadata)
+    return dict(total)
+
+
+def is_checksum(path: str) -> bool:
+    """Hadoop writes a checksum file `.NAME.crc` for each file on a local disk, but not in an object store."""
+    name = path.rpartition("/")[2]
+    return name.startswith(".") and name.endswith(".crc")
+
+
+def metadata_bytes(path: Path) -> int:
+    """Return the bytes of a file that are metadata. In a commit of sparklog, only the inline records are data."""
+    folders = {*path.parts}
+    if folders & {"_delta_log", "metadata"}:
+        return path.stat().st_size
+    if path.suffix == ".parquet" or folders & {"append", "sealed"}:
+        return 0
+    if path.parent.name != "_log" or path.suffix != ".json":
+        return path.stat().st_size
+    data = path.read_bytes()
+    return len(data) - len(inline_records_of(data))
+
+
+def operations(queries: Mapping[str, Query], results: dict[str, Any]) -> dict[str, dict[str, float]]:
+    """Return the file system operations per micro-batch on the table of each format, sampled one after the other."""
+    samples = {}
+    for name, query in queries.items():
+        try:
+            samples[name] = sample(query)
+        except OSError as error:
+            results["missing"].append(f"{name}: file system operations: {error}")
+    return samples
+
+
+def sample(query: Query) -> dict[str, float]:
+    since, trace = len(query.events), query.folder / "trace"
+    pids = [word for pid in tree(query.process.pid) for word in ("-p", str(pid))]
+    strace = ["strace", "-f", "-q", "-y", "-s", "400", "-e", "trace=%file,getdents64", "-o", str(trace), *pids]
+    subprocess.run(["timeout", "-k", "5", str(SAMPLE_S), *strace], stderr=subprocess.DEVNULL, check=False)
+    found = count_operations(trace.read_text(errors="replace").splitlines(), str(query.folder / "table"))
+    count = max(len(query.of("batch", since)), 1)
+    return {"batches": count, **{name: round(found[name] / count, 2) for name in OPERATIONS}}
+
+
+def count_operations(trace: Iterable[str], table: str) -> Counter[str]:
+    """Count the lines of `strace -y` by operation. Only paths in the folder `table` count."""
+    found = Counter[str]()
+    for line in trace:
+        call = _CALL.match(line)
+        path = (call[2] or call[3] or "") if call else ""
+        if call is None or not path.startswith(table) or is_checksum(path):
+            continue
+        name, rest = call[1], call[4]
+        if name in ("open", "openat", "creat"):
+            if "O_CREAT" in rest or "O_TMPFILE" in rest:
+                found["write"] += 1
+            elif "O_DIRECTORY" not in rest:
+                found["read"] += 1
+        elif name == "getdents64":
+            # The last call of a listing returns 0.
+            found["list"] += rest.rstrip().endswith("= 0")
+        elif name in ("unlink", "unlinkat"):
+            found["delete"] += 1
+        elif "stat" in name or "access" in name:
+            found["stat"] += 1
+    return found
+
+
+def lines(figures: Mapping[str, Any], number: int) -> list[str]:
+    """Return a line for each format of a window."""
+    text = [f"window {number}, load {figures['load']:.1f}"]
+    for name, made in figures["formats"].items():
+        cpu = sum(made["cpu_s"].values()) / max(made["batches"], 1)
+        errors = [event["error"] for event in made["maintenance"] if event["error"]]
+        times = f"p50 {made.get('p50_ms', 0):5}, p95 {made.get('p95_ms', 0):5} ms"
+        text.append(
+            f"  {name:<9} {made['batches']:4} batches  {times}  "
+            f"CPU {cpu * 1000:5.0f} ms  {sum(made['resident_mib'].values()):6,} MiB  {made.get('files', 0):6,} files  "
+            f"metadata {made.get('metadata_bytes', 0) / 1e6:7.2f} of data {made.get('data_bytes', 0) / 1e6:8.2f} MB"
+        )
+        text += [f"    maintenance failed: {error}" for error in errors]
+    return text

@@ -103,12 +103,13 @@ class Process:
     resident_mib: float
 
 
-def tree() -> dict[int, Process]:
-    """This process and all its descendants by process id (Linux).
+def tree(root: int | None = None) -> dict[int, Process]:
+    """The process `root` (by default this one) and all its descendants by process id (Linux).
 
-    Kinds: `driver` (this one), `jvm` (Spark), `python` (its workers), `broker`, `server` (`sparklog serve`), `ended`
+    Kinds: `driver` (the root), `jvm` (Spark), `python` (its workers), `broker`, `server` (`sparklog serve`), `ended`
     (tools).
     """
+    root = os.getpid() if root is None else root
     parents: dict[int, int] = {}
     processes: dict[int, Process] = {}
     for entry in Path("/proc").iterdir():
@@ -121,19 +122,19 @@ def tree() -> dict[int, Process]:
             pid, ticks = int(entry.name), [int(word) for word in fields[11:15]]
             cpu, ended = (ticks[0] + ticks[1]) / TICKS, (ticks[2] + ticks[3]) / TICKS
             parents[pid] = int(fields[1])
-            processes[pid] = Process(_kind(pid, command), cpu, ended, int(fields[21]) * PAGE / 2**20)
+            processes[pid] = Process(_kind(pid == root, command), cpu, ended, int(fields[21]) * PAGE / 2**20)
     members = {}
     for pid, process in processes.items():
         ancestor = pid
-        while ancestor not in (0, os.getpid()):
+        while ancestor not in (0, root):
             ancestor = parents.get(ancestor, 0)
         if ancestor:
             members[pid] = process
     return members
 
 
-def _kind(pid: int, command: bytes) -> str:
-    if pid == os.getpid():
+def _kind(is_root: bool, command: bytes) -> str:
+    if is_root:
         return "driver"
     if b"kafka.Kafka" in command:
         return "broker"
