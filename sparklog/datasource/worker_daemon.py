@@ -3,7 +3,8 @@
 Spark starts a daemon for each kind of worker: planning, commits, tasks. The daemon forks the workers, and Spark ends
 workers that have been idle for a minute. In Spark 4.3, `pyspark.daemon` imports almost nothing, so each worker
 imports pyspark, numpy, pyarrow and sparklog again. This daemon imports them once. The script sparklog-python runs this
-module instead of `pyspark.daemon`, and is the only way to replace the daemons of workers that plan and commit.
+module instead of `pyspark.daemon`, and is the only way to replace the daemons of workers that plan and commit. The
+first daemon for a data source also starts a server that forks the later ones (`sparklog.datasource.fork_server`).
 
 * **Other code of the user** runs in the same workers. The daemon imports only packages that support a fork. numpy and
   pyarrow stop and restore their threads in a fork. The daemon must not import numpy.random, because all workers would
@@ -24,12 +25,12 @@ from __future__ import annotations
 import gc
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from importlib import import_module
+from runpy import run_module
 
-MEMORY_LIMITS = ("PYSPARK_EXECUTOR_MEMORY_MB", "PYSPARK_PLANNER_MEMORY_MB")
-"""Environment variables with the limits of `spark.executor.pyspark.memory` and of planning."""
+from sparklog.datasource.fork_server import MEMORY_LIMITS, THREADS, start_server
 
 _SOURCE = "sparklog.datasource.data_source"
 _WRITING = ("pyarrow", "zstandard", _SOURCE, "sparklog.datasource.writer")
@@ -42,44 +43,77 @@ _LOG = (
     "sparklog.log.topic.commit_queue",
 )  # fmt: skip
 _COMMIT = (*_WRITING, *_LOG, "sparklog.log.decisions.expired_ids", "sparklog.transactions.replay_checks")
+_PLANNING = (
+    _SOURCE, "sparklog.datasource.reader", "sparklog.datasource.starting_offsets", "sparklog.log.read.skipped",
+    "sparklog.datasource.hidden_offsets", "sparklog.log.state.range_slices", *_LOG,
+)  # fmt: skip
 TASKS = "pyspark.worker"
 IMPORTS = {
-    TASKS: (*_WRITING, "sparklog.log.write.append_writer", "sparklog.format.key_hash", *_READING, "pyarrow.compute"),
     "pyspark.sql.worker.create_data_source": (_SOURCE,),
-    "pyspark.sql.worker.plan_data_source_read": (
-        _SOURCE, "sparklog.datasource.reader", "sparklog.datasource.starting_offsets", "sparklog.log.read.skipped",
-        "sparklog.datasource.hidden_offsets", "sparklog.log.state.range_slices", *_LOG,
+    "pyspark.sql.worker.plan_data_source_read": _PLANNING,
+    TASKS: (*_WRITING, "sparklog.log.write.append_writer", "sparklog.format.key_hash", *_READING, "pyarrow.compute"),
+    "pyspark.sql.streaming.python_streaming_source_runner": (
+        *_PLANNING, "sparklog.datasource.planned_ranges", "sparklog.datasource.rate_limits",
+        "sparklog.datasource.stream_plan", "sparklog.datasource.stream_topics",
     ),
     "pyspark.sql.worker.write_into_data_source": (*_WRITING, *_LOG),
     "pyspark.sql.worker.commit_data_source_write": _COMMIT,
     "pyspark.sql.worker.python_streaming_sink_runner": _COMMIT,
 }  # fmt: skip
-"""The modules to import for each kind of worker, in addition to the module of the worker."""
+"""The modules to import for each kind of process, in addition to its own module. The fork server imports them in this
+order.
+"""
 
 
 def main() -> None:
     """Run the daemon. The first argument is the module of the workers, as for `pyspark.daemon`."""
-    with _output_to_stderr():
-        if not any(name in os.environ for name in MEMORY_LIMITS):
+    request = None
+    if not any(name in os.environ for name in MEMORY_LIMITS):
+        threads = os.environ.get(THREADS)
+        os.environ.setdefault(THREADS, "1")
+        with _output_to_stderr():
             preload(sys.argv[1])
-        # In Spark 4.0, this import also imports the module of the workers.
+        # UDFs run in tasks without any planning, and do not need the other packages.
+        request = start_server(_import_steps(IMPORTS)) if sys.argv[1] != TASKS else None
+        if request is None and threads is None:
+            del os.environ[THREADS]
+    if request is not None:
+        module, *sys.argv[1:] = request.arguments
+        for other in IMPORTS:  # `SparklogDataSource` recognizes the process by the module of its worker.
+            sys.modules.pop(other, None)
+        with _output_to_stderr():
+            preload(request.arguments[-1])
+        if module != "pyspark.daemon":
+            sys.modules.pop(module, None)
+            run_module(module, run_name="__main__", alter_sys=True)
+            return
+    # In Spark 4.0, this import also imports the module of the workers.
+    with _output_to_stderr():
         from pyspark.daemon import manager
     manager()
 
 
-def preload(worker: str) -> None:
-    """Import the modules of a kind of worker, and exempt all existing objects from garbage collection."""
-    gc.disable()
-    for module in (worker, *IMPORTS.get(worker, ())):
-        with suppress(Exception):
-            import_module(module)
-    if worker == TASKS:
-        with suppress(Exception):
-            from sparklog.format.kernels.warm import load_cached_kernels
-
-            load_cached_kernels()
+def preload(module: str) -> None:
+    """Import the modules of a kind of process, and exempt all existing objects from garbage collection."""
+    for _ in _import_steps([module]):
+        pass
     gc.freeze()
     gc.enable()
+
+
+def _import_steps(modules: Iterable[str]) -> Iterator[None]:
+    """Import one module for each kind of process after the other. Garbage collection remains disabled."""
+    gc.disable()
+    for module in modules:
+        for name in (module, *IMPORTS.get(module, ())):
+            with suppress(Exception):
+                import_module(name)
+            yield
+        if module == TASKS:
+            with suppress(Exception):
+                from sparklog.format.kernels.warm import load_cached_kernels
+
+                load_cached_kernels()
 
 
 @contextmanager

@@ -17,7 +17,8 @@ import pyarrow as pa
 import pytest
 
 import sparklog
-from sparklog.datasource.worker_daemon import IMPORTS, MEMORY_LIMITS, TASKS
+from sparklog.datasource.fork_server import MEMORY_LIMITS
+from sparklog.datasource.worker_daemon import IMPORTS, TASKS
 from sparklog.format.kernels.warm import warm_up
 from tests.datasource.spark_session import LAUNCHING, REPOSITORY
 
@@ -148,6 +149,7 @@ before = set(sys.modules)
 
 import pyarrow as pa
 from sparklog.datasource.data_source import SparklogDataSource
+from sparklog.datasource.spark_versions import READ_LIMITS
 
 
 class Context:
@@ -166,6 +168,13 @@ if worker.endswith("write_into_data_source"):
     plan.write_bytes(pickle.dumps(source.streamWriter(schema=schema, overwrite=False)))
 elif worker.endswith("sink_runner"):
     source.streamWriter(schema=schema, overwrite=False).commit(pickle.loads(messages.read_bytes()), 0)
+elif worker.endswith("source_runner"):
+    options = {"path": options["path"], "subscribe": "t", "startingOffsets": "earliest"}
+    stream = SparklogDataSource(options).streamReader(schema)
+    start = stream.initialOffset()
+    end = stream.latestOffset(start, stream.getDefaultReadLimit()) if READ_LIMITS else stream.latestOffset()
+    print(len(stream.partitions(start, end)), "partitions")
+    stream.commit(end)
 elif worker.endswith("read"):
     reader = SparklogDataSource({name: options[name] for name in ("path", "subscribe")}).reader(schema)
     parts.write_bytes(pickle.dumps((reader, reader.partitions())))
@@ -191,12 +200,13 @@ def test_first_call_of_a_worker_imports_no_further_packages(tmp_path: Path) -> N
     sql = "pyspark.sql.worker"
     workers = [f"{sql}.write_into_data_source", TASKS, f"{sql}.python_streaming_sink_runner"]
     printed = []
-    for worker in (*workers, f"{sql}.plan_data_source_read", TASKS):
+    source = "pyspark.sql.streaming.python_streaming_source_runner"
+    for worker in (*workers, f"{sql}.plan_data_source_read", TASKS, source):
         command = [sys.executable, "-c", FIRST_CALLS, worker, tmp_path]
         done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, check=False)
         assert done.returncode == 0, done.stderr
         printed += done.stdout.splitlines()
-    assert printed == ["[]", "[]", "[]", "[]", "100 records", "[]"]
+    assert printed == ["[]", "[]", "[]", "[]", "100 records", "[]", "1 partitions", "[]"]
 
 
 def test_failing_import_is_left_to_the_worker(tmp_path: Path) -> None:
@@ -299,8 +309,25 @@ copy = records.select("key", "value").writeStream.format("sparklog").option("top
 copy.option("checkpointLocation", f"{root}-checkpoint").trigger(availableNow=True).start(root).awaitTermination()
 copied = spark.read.format("sparklog").load(f"{root}/out").select("key").collect()
 print("records:", sorted(bytes(row[0]).decode() for row in copied))
+forked = set()
+for process in Path("/proc").glob("[0-9]*"):
+    try:
+        arguments = (process / "cmdline").read_text().split("\\0")
+        parent = (process / "stat").read_text().rpartition(")")[2].split()[1]
+        program = Path("/proc", parent, "stat").read_text().rpartition(")")[2].split()[1]
+    except OSError:
+        continue
+    if program == str(os.getpid()) and "SCM_RIGHTS" in "".join(arguments):
+        forked.add(arguments[7].rpartition(".")[2])
+print("forked by the server:", *sorted(forked))
 spark.stop()
 """
+
+
+FORKED = (
+    "commit_data_source_write create_data_source plan_data_source_read python_streaming_sink_runner "
+    "write_into_data_source"
+)
 
 
 @pytest.mark.slow
@@ -324,4 +351,5 @@ def test_other_code_of_a_session_runs_in_workers_of_the_daemon(tmp_path: Path) -
         "sent: [42, 43, 44, 45]",
         "numbers: [0, 1, 2, 10, 11, 12]",
         "records: ['0', '1', '2', '3']",
+        f"forked by the server: {FORKED}",
     ], done.stderr[-3000:]

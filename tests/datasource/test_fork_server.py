@@ -1,0 +1,224 @@
+"""The server that forks the Python processes of a JVM, with the script sparklog-python and without Java."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sparklog.datasource.fork_server import MEMORY_LIMITS, SOCKET, interpreter_environment
+from tests.datasource.spark_session import REPOSITORY
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the server needs SO_PEERCRED and F_SETSIG")
+
+FIRST, SECOND = "pyspark.sql.worker.lookup_data_sources", "pyspark.sql.worker.create_data_source"
+STREAM = "pyspark.sql.streaming.python_streaming_source_runner"
+
+DAEMON = """
+import gc, json, os, signal, sys
+
+def facts():
+    return {
+        "pid": os.getpid(),
+        "parent": os.getppid(),
+        "group": os.getpgid(0),
+        "arguments": sys.argv[1:],
+        "secret": os.environ["PYTHON_WORKER_FACTORY_SECRET"],
+        "threads": os.environ.get("OMP_NUM_THREADS"),
+        "imported": "pyarrow.compute" in sys.modules,
+        "workers": [name for name in sys.modules if name.startswith("pyspark.sql.") and name.count(".") == 3],
+        "garbage": [gc.isenabled(), gc.get_freeze_count() > 1000],
+        "signals": [signal.getsignal(signal.SIGINT) is signal.default_int_handler, signal.getsignal(signal.SIGCHLD)],
+    }
+
+def manager():
+    print(json.dumps(facts()), flush=True)
+    sys.stdin.read()
+    print("the end", flush=True)
+"""
+SOURCE_RUNNER = """
+if __name__ == "__main__":
+    import pyspark.daemon
+    pyspark.daemon.manager()
+"""
+FAKE_PYSPARK = {
+    **dict.fromkeys(("__init__", "sql.__init__", "sql.worker.__init__", "sql.streaming.__init__"), ""),
+    "daemon": DAEMON,
+    "sql.worker.create_data_source": "",
+    "sql.worker.python_streaming_sink_runner": "",
+    "sql.streaming.python_streaming_source_runner": SOURCE_RUNNER,
+}
+
+
+class Application:
+    """A JVM's Python processes: each has pipes, and the local directory is theirs."""
+
+    def __init__(self, folder: Path) -> None:
+        for name, source in FAKE_PYSPARK.items():
+            file = folder.joinpath("path", "pyspark", *name.split(".")).with_suffix(".py")
+            file.parent.mkdir(parents=True, exist_ok=True)
+            file.write_text(source)
+        scripts = folder / "bin"
+        scripts.mkdir()
+        self.script = shutil.copy(REPOSITORY / "conf" / SOCKET, scripts)
+        (scripts / "python3").symlink_to(sys.executable)
+        # The path of a socket has at most 107 bytes.
+        self.local = Path(tempfile.mkdtemp(prefix="sparklog-", dir="/tmp"))
+        self.processes: list[subprocess.Popen[str]] = []
+        paths = [str(folder / "path"), str(REPOSITORY), *filter(None, sys.path)]
+        self.environ = {
+            **{name: value for name, value in os.environ.items() if name != "OMP_NUM_THREADS"},
+            "PYTHONPATH": os.pathsep.join(paths),
+            "SPARK_LOCAL_DIRS": f"{self.local},/other",
+            "PYTHON_WORKER_FACTORY_SECRET": "first",
+        }
+
+    @property
+    def socket(self) -> Path:
+        return self.local / SOCKET
+
+    def start(self, *arguments: str, **environ: str) -> tuple[subprocess.Popen[str], dict[str, Any]]:
+        """Start a process as the JVM does, and return it with the facts that it prints."""
+        pipe = subprocess.PIPE
+        process = subprocess.Popen(
+            [self.script, "-m", *arguments], env={**self.environ, **environ}, stdin=pipe, stdout=pipe, text=True
+        )
+        self.processes.append(process)
+        assert process.stdout is not None
+        return process, json.loads(process.stdout.readline())
+
+    def close(self) -> None:
+        for process in self.processes:
+            process.kill()
+            process.communicate()
+        shutil.rmtree(self.local)
+
+
+@pytest.fixture
+def application(tmp_path: Path) -> Iterator[Application]:
+    application = Application(tmp_path)
+    try:
+        yield application
+    finally:
+        application.close()
+
+
+def is_running(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+def wait_until(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 60
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def test_later_processes_are_forked_with_the_imports_of_the_server(application: Application) -> None:
+    _, first = application.start("pyspark.daemon", FIRST)
+    daemon, second = application.start("pyspark.daemon", SECOND, PYTHON_WORKER_FACTORY_SECRET="second")
+    source, stream = application.start(STREAM, PYTHON_WORKER_FACTORY_SECRET="third")
+    server = second["parent"]
+    assert first["parent"] == os.getpid() != server == stream["parent"]
+    assert [facts["arguments"] for facts in (first, second, stream)] == [[FIRST], [SECOND], []]
+    assert [facts["secret"] for facts in (first, second, stream)] == ["first", "second", "third"]
+    assert [facts["threads"] for facts in (first, second, stream)] == [None, None, None]
+    assert [facts["workers"] for facts in (second, stream)] == [[SECOND], []]
+    for facts in (second, stream):
+        assert facts["group"] == facts["pid"] != facts["parent"]
+        assert facts["garbage"] == [True, True]
+        assert facts["signals"] == [True, signal.SIG_DFL]
+    for process in (daemon, source):
+        output, _ = process.communicate(timeout=60)  # closes the standard input
+        assert (output, process.returncode) == ("the end\n", 0)
+
+
+def test_server_imports_the_packages_of_all_kinds(application: Application) -> None:
+    _, first = application.start("pyspark.daemon", FIRST)
+    assert not first["imported"]
+    wait_until(lambda: bool(application.start("pyspark.daemon", SECOND)[1]["imported"]))
+    assert application.start("pyspark.daemon", SECOND)[1]["workers"] == [SECOND]
+
+
+@pytest.mark.parametrize(
+    ("change", "is_forked"),
+    [
+        ({"PYTHONHASHSEED": "7"}, False),
+        ({"PYSPARK_PLANNER_MEMORY_MB": "512"}, False),
+        ({"TZ": "Asia/Tokyo"}, False),
+        ({"OMP_NUM_THREADS": "4"}, False),
+        ({"OMP_NUM_THREADS": "1"}, True),
+        ({"SPARK_BUFFER_SIZE": "4096"}, True),
+    ],
+    ids=str,
+)
+def test_process_with_another_environment_starts_without_the_server(
+    application: Application, change: dict[str, str], is_forked: bool
+) -> None:
+    _, first = application.start("pyspark.daemon", FIRST)
+    _, other = application.start("pyspark.daemon", SECOND, **change)
+    _, again = application.start("pyspark.daemon", SECOND)
+    server = again["parent"]
+    assert server not in (os.getpid(), first["pid"])
+    assert other["parent"] == (server if is_forked else os.getpid())
+    assert other["threads"] == change.get("OMP_NUM_THREADS")
+    assert other["arguments"] == [SECOND]
+
+
+def test_end_of_the_client_ends_the_process_and_the_other_way_round(application: Application) -> None:
+    application.start("pyspark.daemon", FIRST)
+    client, facts = application.start("pyspark.daemon", SECOND)
+    client.kill()
+    wait_until(lambda: not is_running(facts["pid"]))
+    client, facts = application.start("pyspark.daemon", SECOND)
+    os.kill(facts["pid"], signal.SIGKILL)
+    assert client.wait(60) == 0
+
+
+def test_server_ends_with_the_jvm_and_a_process_starts_without_it(application: Application) -> None:
+    first, _ = application.start("pyspark.daemon", FIRST)
+    second, facts = application.start("pyspark.daemon", SECOND)
+    for process in (first, second):
+        process.communicate(timeout=60)
+    wait_until(lambda: not is_running(facts["parent"]) and not application.socket.exists())
+    application.socket.touch()
+    _, third = application.start("pyspark.daemon", SECOND)
+    assert third["parent"] == os.getpid()
+
+
+def test_killed_server_is_not_missed(application: Application) -> None:
+    application.start("pyspark.daemon", FIRST)
+    _, second = application.start("pyspark.daemon", SECOND)
+    os.kill(second["parent"], signal.SIGKILL)
+    _, third = application.start("pyspark.daemon", SECOND)
+    assert third["parent"] == os.getpid()
+    assert third["arguments"] == [SECOND]
+
+
+@pytest.mark.parametrize("limit", MEMORY_LIMITS)
+def test_no_server_starts_if_memory_is_limited(application: Application, limit: str) -> None:
+    application.start("pyspark.daemon", FIRST, **{limit: "512"})
+    assert not application.socket.exists()
+
+
+def test_udfs_start_no_server(application: Application) -> None:
+    application.start("pyspark.daemon", "pyspark.worker")
+    assert not application.socket.exists()
+
+
+def test_variables_of_spark_do_not_matter() -> None:
+    spark = {"SPARK_BUFFER_SIZE": "1", "PYSPARK_PYTHON": "p", "PYTHON_WORKER_FACTORY_PORT": "2"}
+    assert interpreter_environment({"LANG": "C", **spark}) == {"LANG": "C", "OMP_NUM_THREADS": "1"}
