@@ -11,7 +11,10 @@ import subprocess
 import sys
 from pathlib import Path
 
-PROGRAMS = ("codec", "log", "table", "maintenance", "producer", "members", "many", "spark", "cold", "latency", "serve")
+PROGRAMS = (
+    *("codec", "log", "table", "maintenance", "producer", "members", "many", "spark", "batches"),
+    *("latency", "serve"),
+)
 BY_NAME = (*PROGRAMS, "commands", "copies", "delta", "memory", "peers", "day", "year", "hundred_million", "ratios")
 REPOSITORY = Path(__file__).resolve().parents[1]
 

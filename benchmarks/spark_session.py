@@ -93,6 +93,23 @@ def tree_cpu() -> float:
     return sum(process.cpu + process.ended for process in tree().values())
 
 
+def compiler_cpu() -> float:
+    """Return the CPU seconds of the threads of the JVM that compile Java code."""
+    seconds = 0.0
+    for pid, process in tree().items():
+        if process.kind == "jvm":
+            for thread in Path(f"/proc/{pid}/task").iterdir():
+                if "CompilerThre" in (thread / "comm").read_text():
+                    seconds += own_cpu(f"{pid}/task/{thread.name}")
+    return seconds
+
+
+def own_cpu(process: int | str) -> float:
+    """Return the CPU seconds of a process, or of a thread, by its path below /proc."""
+    fields = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / TICKS
+
+
 @dataclass(frozen=True)
 class Process:
     """A process of the tree: its kind, CPU seconds of its own and of its children that have ended, resident MiB."""
