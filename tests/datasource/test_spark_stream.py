@@ -10,6 +10,7 @@ import sparklog
 from tests.datasource.standard_error import StandardError
 from tests.datasource.streams import (
     READ_LIMITS,
+    SPARK,
     WAIT_SECONDS,
     copy,
     failure,
@@ -25,6 +26,8 @@ from tests.datasource.streams import (
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
+
+CHECKPOINTS = "org.apache.spark.sql.execution.streaming.checkpointing"
 
 
 @needs_read_limits
@@ -43,6 +46,32 @@ def test_rate_limits_offsets_and_restarts(spark: SparkSession, root: str, tmp_pa
     feed(root, "in", range(100, 110))
     finish(copy(source(spark, f"{root}/in"), root, tmp_path / "c"))
     assert values(root, "out") == list(range(110))
+
+
+def test_checkpoint_without_commands_is_exactly_once_over_restarts(
+    spark: SparkSession, root: str, tmp_path: Path
+) -> None:
+    """docs/guides/cluster.md contains the setting."""
+    name = "spark.sql.streaming.checkpointFileManagerClass"
+    package = "org.apache.spark.sql.execution.streaming" if SPARK == (4, 0) else CHECKPOINTS
+    before = spark.conf.get(name, None)
+    spark.conf.set(name, f"{package}.FileSystemBasedCheckpointFileManager")
+    try:
+        for number, commit in enumerate((True, False, True)):
+            feed(root, "in", range(number * 10, number * 10 + 10))
+            finish(copy(source(spark, f"{root}/in"), root, tmp_path / "c"))
+            assert {path.name for path in (tmp_path / "c" / "commits").glob("[0-9]*")} >= {str(number)}
+            if not commit:  # The query ended between the commit of the sink and the commit of the checkpoint.
+                for path in (tmp_path / "c" / "commits").glob(f"*{number}*"):
+                    path.unlink()
+            assert values(root, "out") == list(range(number * 10 + 10))
+    finally:
+        if before is None:
+            spark.conf.unset(name)
+        else:
+            spark.conf.set(name, before)
+    finish(copy(source(spark, f"{root}/in"), root, tmp_path / "c"))
+    assert values(root, "out") == list(range(30))
 
 
 def test_the_first_batch_keeps_its_start_over_a_crash(spark: SparkSession, root: str, tmp_path: Path) -> None:
