@@ -517,6 +517,9 @@ class TableCopy:
         if not is_quarantined:
             self._discard(slices)
             return None
+        if all(part.usage < 0.5 for part in slices):
+            # The intervals may be smaller than requested, because records before this interval were larger.
+            self._max_offsets = min(2 * self._max_offsets, self._options.max_offsets)
         return slices
 
     def _run(self, works: Sequence[SliceRead], slices: list[SliceRows]) -> None:

@@ -75,6 +75,13 @@ class LatestRows:
         if self._file is not None:
             self._file.close()
 
+    @property
+    def usage(self) -> float:
+        """The size of the changes as a share of the maximum. If it is more than 1, `add` may raise `TooManyChanges`."""
+        if self._file is None:
+            return self._nbytes / (self._max_bytes if self._split is None else FILE_BYTES)
+        return max(self._file.max_partition_bytes / self._max_bytes, self._file.nbytes / FILE_BYTES)
+
     def __getstate__(self) -> dict[str, Any]:
         # A task only sends the latest rows of its slice to the driver.
         self._compact()
@@ -170,6 +177,11 @@ class _RowFile:
     def nbytes(self) -> int:
         """The size of the file."""
         return self._file.tell()
+
+    @property
+    def max_partition_bytes(self) -> int:
+        """The size of the rows of the largest partition."""
+        return max(self._nbytes.values(), default=0)
 
     def write(self, values: tuple[Any, ...], rows: pa.Table) -> int:
         """Write rows of a partition, and return the size of all rows of the partition."""

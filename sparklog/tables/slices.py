@@ -83,6 +83,7 @@ class SliceRows:
         bad: The bad records, as rows of the quarantine table. Empty unless they are quarantined.
         files: The files with the rows in append mode.
         latest: The latest row of each key in upsert mode.
+        usage: The share of the memory for changes and bad records that the slice uses.
     """
 
     records: int = 0
@@ -91,6 +92,7 @@ class SliceRows:
     bad: list[pa.RecordBatch] = field(default_factory=list)
     files: Sequence[NewFile] = ()
     latest: LatestRows | None = None
+    usage: float = 0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -134,6 +136,7 @@ class SliceRead(ABC):
                 if self.bad_records == "quarantine":
                     result.bad.append(bad_records(records, decoded.reasons, self.decoder.topic))
                     nbytes += result.bad[-1].nbytes
+                    result.usage = nbytes / self.max_bad
                     if nbytes > self.max_bad and result.records > 1:
                         raise TooManyChanges(result.records)
             yield decoded.valid(records)
@@ -216,6 +219,7 @@ class SliceWork(SliceRead):
         except BaseException:
             latest.close()
             raise
+        result.usage = max(result.usage, latest.usage)
         return result
 
 

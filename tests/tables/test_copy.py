@@ -265,6 +265,31 @@ def test_upsert_uses_smaller_intervals_if_the_changes_do_not_fit(
     assert catalog.rows().num_rows == 8
 
 
+@pytest.mark.parametrize("partition_by", [None, "default"])
+def test_intervals_grow_again_after_large_records(
+    root: Root, catalog: MemoryCatalog, monkeypatch: pytest.MonkeyPatch, partition_by: Any
+) -> None:
+    topic = root.create_topic("t")
+    for number in range(8):
+        append(topic, b"x" * 1000, keys=[b"%d0" % number])
+    for number in range(200):
+        append(topic, b"x", keys=[b"%d0" % (number % 8)])
+    monkeypatch.setattr(latest, "BUFFER_BYTES", 1000)
+    monkeypatch.setattr(copy_module, "UPSERT_BYTES", 3000)
+    monkeypatch.setattr(latest, "FILE_BYTES", 40_000)
+    monkeypatch.setattr(TableCopy, "batch_bytes", 1000)
+    copy = table_copy(root, catalog, TableCopyOptions(RowOptions(upsert=True), partition_by=partition_by))
+    sizes = []
+    records = 0
+    while copy.copy_interval():
+        sizes.append(copy.report.records - records)
+        records = copy.report.records
+    assert records == 208
+    # An interval that does not fit is not committed.
+    assert min(sizes) == 0
+    assert max(sizes[-4:]) > 4 * max(sizes[:4])
+
+
 def test_upsert_copies_single_records_that_exceed_the_limit(
     root: Root, catalog: MemoryCatalog, monkeypatch: pytest.MonkeyPatch
 ) -> None:
