@@ -74,11 +74,11 @@ def commit_interval(
         env: The environment.
     """
     state, is_committed, is_unknown = base, False, False
+    failure: SparklogError
     backoff = Backoff(env, RETRY_MS)
     try:
         while True:
             was_unknown, is_unknown = is_unknown, True
-            failure: Unavailable | None = None
             try:
                 commit(state)
                 is_committed = True
@@ -88,8 +88,9 @@ def commit_interval(
                 if error.is_denied:
                     raise
                 failure = error
-            except Conflict:
+            except Conflict as error:
                 is_unknown = was_unknown
+                failure = error
             except SparklogError:
                 is_unknown = was_unknown
                 raise
@@ -101,12 +102,10 @@ def commit_interval(
             if state.watermark != base.watermark or not is_same_layout:
                 return False
             if not backoff.wait():
-                if failure is not None:
-                    raise failure
-                raise Conflict(
-                    f"{backoff.tries + 1} attempts to commit to table {target.name} failed, because other programs "
-                    "changed the table at the same time: run the copy again"
-                )
+                if isinstance(failure, Conflict):
+                    attempts = f"{backoff.tries + 1} attempts to commit to table {target.name} failed"
+                    raise Conflict(f"{attempts}: {failure}; run the copy again")
+                raise failure
     finally:
         if not (is_committed or is_unknown):
             discard()
