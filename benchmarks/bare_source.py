@@ -7,7 +7,6 @@ records between the JVM and Python is all that is left, so a real source is meas
 from __future__ import annotations
 
 import functools
-import gc
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -22,6 +21,8 @@ from pyspark.sql.datasource import (
     WriterCommitMessage,
 )
 from pyspark.sql.types import StructType
+
+from sparklog.storage.fork_safety import freeze_gc
 
 SCHEMA = "key binary, value binary, topic string, partition int, offset long, timestamp timestamp"
 
@@ -73,9 +74,9 @@ class BareReader(DataSourceReader):  # type: ignore[misc]
         return [Part(batches // self.tasks + (i < batches % self.tasks)) for i in range(self.tasks)]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        _freeze()
         batch = prepared_batch(self.batch_rows, self.value_bytes).select(self.names)
         for _ in range(partition.value):
+            freeze_gc()
             yield batch
 
 
@@ -105,7 +106,7 @@ class BareWriter(DataSourceArrowWriter):  # type: ignore[misc]
     """Takes rows and drops them."""
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
-        _freeze()
+        freeze_gc()
         return Counted(sum(batch.num_rows for batch in iterator))
 
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
@@ -119,7 +120,7 @@ class BareStreamWriter(DataSourceStreamArrowWriter):  # type: ignore[misc]
     """Writer of a stream that drops its rows."""
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
-        _freeze()
+        freeze_gc()
         return Counted(sum(batch.num_rows for batch in iterator))
 
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803 (Spark's name)
@@ -150,14 +151,3 @@ class BareSource(DataSource):  # type: ignore[misc]
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> BareStreamWriter:  # noqa: N802 (Spark's name)
         return BareStreamWriter()
-
-
-_FROZEN = False
-
-
-def _freeze() -> None:
-    global _FROZEN
-    if not _FROZEN:
-        gc.collect()
-        gc.freeze()
-        _FROZEN = True

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from sparklog.clients.consumer.rebalances import RebalanceListener
     from sparklog.clients.producer.futures import RecordFuture, RecordFutures, RecordMetadata
     from sparklog.clients.producer.producer import Producer, producer
+    from sparklog.datasource.dataframes import read, read_stream
     from sparklog.datasource.partitioned import partitioned
     from sparklog.datasource.restarts import run_query
     from sparklog.datasource.session import configure, register
@@ -53,13 +54,13 @@ if TYPE_CHECKING:
     from sparklog.view import View, open_view
 
 __all__ = [
-    "BadRequest", "Conflict", "Consumer", "ConsumerRecord", "Corrupt", "Fenced", "FollowedTable", "Groups", "NotFound",
-    "Producer", "RebalanceListener", "RecordFuture", "RecordFutures", "RecordMetadata", "Root", "Scan",
+    "BadRequest", "Conflict", "Consumer", "ConsumerRecord", "Corrupt", "Fenced", "FollowedTable", "Groups",
+    "NotFound", "Producer", "RebalanceListener", "RecordFuture", "RecordFutures", "RecordMetadata", "Root", "Scan",
     "SparklogError", "Topic", "TopicReader", "TopicTable", "Transaction", "TransactionalProducer", "Unavailable",
     "View", "Wakeup", "WriteOptions", "WriterKey", "__version__", "backup", "clone", "compact", "configure",
     "consumer", "datasets", "duckdb", "export_kafka", "import_kafka", "open", "open_view", "partitioned", "polars",
-    "producer", "register", "repair", "repartition", "restore", "retain", "run_query", "table", "to_delta",
-    "to_iceberg", "transactional", "verify", "watch",
+    "producer", "read", "read_stream", "register", "repair", "repartition", "restore", "retain", "run_query",
+    "table", "to_delta", "to_iceberg", "transactional", "verify", "watch",
 ]  # fmt: skip
 
 if not TYPE_CHECKING:
@@ -68,6 +69,7 @@ if not TYPE_CHECKING:
         {
             "sparklog.api": "backup clone compact export_kafka import_kafka restore retain verify",
             "sparklog.datasource.session": "configure register",
+            "sparklog.datasource.dataframes": "read read_stream",
             "sparklog.datasource.partitioned": "partitioned",
             "sparklog.datasource.restarts": "run_query",
             "sparklog.datasource.watch": "watch",

@@ -8,6 +8,7 @@ from functools import wraps
 from itertools import count
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pyarrow as pa
@@ -115,6 +116,11 @@ def path(place: Place) -> str:
     return place.root.location
 
 
+ROOT = {"root": root}
+READ: dict[str, Any] = {"spark": lambda _: Mock(), "path": path}
+"""Arguments of a read into a DataFrame."""
+
+
 def calls(view: sparklog.View) -> Calls:
     """Return the public calls by name, with valid arguments of each."""
     made: Calls = {}
@@ -128,11 +134,11 @@ def calls(view: sparklog.View) -> Calls:
     add("View.topic of Kafka", lambda _: view.topic, name="txn-a")
     for name, given in (("scan", {}), ("offset_for_timestamp", {"timestamp_ms": 1})):
         add(f"TopicReader.{name} of Kafka", lambda _, name=name: getattr(view.topic("txn-a"), name), **given)  # type: ignore[misc]
-    for name in ("compact", "datasets", "polars"):
-        add(name, lambda _, name=name: getattr(sparklog, name), root=root)  # type: ignore[misc]
-    add("retain", lambda _: sparklog.retain, root=root, dry_run=True)
-    add("verify", lambda _: sparklog.verify, path=root)
-    add("repair", lambda _: sparklog.repair, path=root)
+    for name, given in {
+        "compact": ROOT, "datasets": ROOT, "polars": ROOT, "retain": {**ROOT, "dry_run": True},
+        "verify": {"path": root}, "repair": {"path": root}, "read": READ, "read_stream": READ,
+    }.items():  # fmt: skip
+        add(name, lambda _, name=name: getattr(sparklog, name), **given)  # type: ignore[misc]
     add("backup", lambda _: sparklog.backup, root=root, to=new)
     add("restore", lambda _: sparklog.restore, source=path, to=new, dry_run=True)
     add("clone", lambda _: sparklog.clone, root=root, topic="t", name="clone", dry_run=True)
@@ -372,7 +378,7 @@ def test_misspelled_argument_suggests_the_right_one(place: Place) -> None:
     for name, (of, right) in CALLS.items():
         call = of(place)
         for parameter in inspect.signature(call).parameters:
-            if len(parameter) > 3 and hasattr(call, "__wrapped__") and not name.startswith("Producer.send"):
+            if len(parameter) > 3 and hasattr(call, "__wrapped__") and not name.startswith(("Producer.send", "read")):
                 error = outcome(call, {**right(place), parameter[:-1]: 1})
                 assert isinstance(error, BadRequest), (name, parameter)
                 assert f"'{parameter[:-1]}'" in str(error), (name, error)

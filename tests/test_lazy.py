@@ -33,6 +33,8 @@ for name, call in {
     "register": lambda: sparklog.register(None),
     "partitioned": lambda: sparklog.partitioned(None, 2),
     "watch": lambda: sparklog.watch(None),
+    "read": lambda: sparklog.read(None, "/data/log"),
+    "read_stream": lambda: sparklog.read_stream(None, "/data/log"),
 }.items():
     try:
         call()
@@ -46,7 +48,7 @@ def test_public_names_can_be_imported_without_spark() -> None:
     done = subprocess.run(program, capture_output=True, text=True, check=False, cwd=REPOSITORY)
     assert done.returncode == 0, done.stderr
     lines = done.stdout.splitlines()
-    names = ("configure", "register", "partitioned", "watch")
+    names = ("configure", "register", "partitioned", "watch", "read", "read_stream")
     assert [line.partition(" requires PySpark: ")[0] for line in lines] == [f"sparklog.{name}" for name in names]
     assert all("python -m pip install " in line and '"pyspark' in line for line in lines)
 

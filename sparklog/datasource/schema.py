@@ -65,17 +65,23 @@ def read_schema(include_headers: bool, selected: Sequence[str] | None = None) ->
 
 
 def listed_columns(text: str) -> tuple[str, ...]:
-    """Return the columns of a list like `value,timestamp`. Raises BadRequest for an empty list or invalid name."""
-    names = tuple(name.strip() for name in text.split(","))
-    expected = f"a comma-separated list of the columns {', '.join(COLUMNS)}"
+    """Return the columns of a list like `value,timestamp`, as `check_listed` does."""
+    return check_listed(tuple(name.strip() for name in text.split(",")))
+
+
+def check_listed(names: Sequence[str]) -> tuple[str, ...]:
+    """Return the columns to read. Raises BadRequest if there is none, or if a name is unknown or duplicate."""
+    expected = f"the columns are {', '.join(COLUMNS)}"
+    if not names:
+        raise BadRequest(f"Option 'columns' must contain at least one column, found []; {expected}")
     for index, name in enumerate(names):
         if name not in SPARK_TYPES:
             near = nearest(name.lower(), COLUMNS, limit=1) if name else []
             hint = f" (did you mean {near[0]!r}?)" if near else ""
-            raise BadRequest(f"Option 'columns' must be {expected}; found {name or text!r}{hint}")
+            raise BadRequest(f"Option 'columns' contains the unknown column {name!r}{hint}; {expected}")
         if name in names[:index]:
             raise BadRequest(f"Option 'columns' contains {name!r} twice: remove one of them")
-    return names
+    return tuple(names)
 
 
 def check_selected(schema: StructType, selected: Sequence[str] | None, include_headers: bool) -> None:

@@ -190,8 +190,7 @@ def register(spark: SparkSession) -> None:
     SESSION.check("spark", spark)
     from sparklog.datasource.data_source import SparklogDataSource
 
-    session = getattr(spark, "_jsparkSession", None)
-    if session is None:  # The Spark Connect server chooses the Python executable, and logs that a format is replaced.
+    if is_connect(spark):  # The Spark Connect server chooses the Python executable, and logs that a format is replaced.
         check_workers(spark)
         spark.dataSource.register(SparklogDataSource)
         return
@@ -200,10 +199,20 @@ def register(spark: SparkSession) -> None:
     if planning != context.pythonExec and spark.conf.get(TASKS_PYTHON, None) is None:
         spark.conf.set(TASKS_PYTHON, context.pythonExec)
     check_workers(spark)
-    is_known = bool(session.sessionState().dataSourceManager().dataSourceExists("sparklog"))
-    if not (is_known and (planning == context.pythonExec or _is_beside_this_python(planning))):
+    if not (is_registered(spark) and (planning == context.pythonExec or _is_beside_this_python(planning))):
         with _registering_for(context, workers_python()):
             spark.dataSource.register(SparklogDataSource)
+
+
+def is_connect(spark: SparkSession) -> bool:
+    """Return True for a session of Spark Connect, whose server may run on another host."""
+    return type(spark).__module__.startswith("pyspark.sql.connect")
+
+
+def is_registered(spark: SparkSession) -> bool:
+    """Return True if a session that is not of Spark Connect finds the format `sparklog`."""
+    state: Any = spark._jsparkSession.sessionState()
+    return bool(state.dataSourceManager().dataSourceExists("sparklog"))
 
 
 def _default_python(context: SparkContext) -> str:

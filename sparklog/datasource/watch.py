@@ -17,7 +17,7 @@ from threading import Thread
 from typing import TYPE_CHECKING, Any
 
 from sparklog.datasource.offsets import StreamOffset, parse_partition_numbers
-from sparklog.datasource.session import SESSION, check_pyspark
+from sparklog.datasource.session import SESSION, check_pyspark, is_connect
 from sparklog.errors import BadRequest
 from sparklog.output import write_output
 from sparklog.storage.fork_safety import ForkLock
@@ -88,7 +88,7 @@ def watch(
     check_pyspark("sparklog.watch")
     SESSION.check("spark", spark)
     lags = QueryLags(spark, tell or _LOG.info, None if metrics_file is None else str(metrics_file))
-    if type(spark).__module__.startswith("pyspark.sql.connect"):
+    if is_connect(spark):
         _add_from_daemon(spark, lags)
     else:
         spark.streams.addListener(lags)

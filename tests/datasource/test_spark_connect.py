@@ -26,6 +26,7 @@ df = spark.range(50).selectExpr("concat('k', id) AS key", "cast(id AS string) AS
 df.write.format("sparklog").mode("append").option("topic", "t").option("num.partitions", 2).save(root)
 assert spark.read.format("sparklog").load(root + "/t").count() == 50
 import sparklog
+assert sparklog.read(spark, root, topic="t", columns=["offset"]).columns == ["offset"]
 shuffled = sparklog.partitioned(spark.read.format("sparklog").load(root + "/t").select("key", "value"), 2)
 shuffled.write.format("sparklog").mode("append").option("topic", "u").option("num.partitions", 2).save(root)
 assert spark.read.format("sparklog").load(root + "/u").count() == 50

@@ -22,7 +22,7 @@ pytestmark = pytest.mark.spark
 
 def test_examples_run(tmp_path: Path, spark: SparkSession) -> None:
     sparklog.open(tmp_path / "log", create=True).create_topic("orders", partitions=2)
-    assert run("python-maintenance.md", ["Spark"], tmp_path, {"spark": spark, "SparkSession": SparkSession}) == 6
+    assert run("python-maintenance.md", ["Spark"], tmp_path, {"spark": spark, "SparkSession": SparkSession}) == 8
     assert len(sparklog.open(tmp_path / "log").topic("orders").scan().to_table()) == 2
 
 
