@@ -59,6 +59,8 @@ COLUMN_OF = {"day": "_date", "bucket": "_bucket"}
 TYPE_OF = {"day": pa.date32(), "bucket": pa.int32()}
 COMMIT_TRANSACTION = "sparklog/commit"
 RETENTION = "delta.setTransactionRetentionDuration"
+MAX_ENTRIES = 5
+"""The number of the latest entries of the log in which a commit of a copy is searched."""
 LOG_DIRECTORY = "_delta_log"
 TABLE_PROPERTIES = {
     # Each load reads all entries since the last checkpoint. The default of deltalake is 100, and that of Spark is 10.
@@ -320,17 +322,35 @@ class DeltaLakeTable:
                 f"table {self.name} has the property {RETENTION}, with which the watermark expires: remove the "
                 f"property (ALTER TABLE ... UNSET TBLPROPERTIES ('{RETENTION}'))"
             )
+        # For each transaction, the library reads all entries since the last checkpoint.
+        transactions = self._latest_transactions(table.version())
+        find = transactions.get if transactions else table.transaction_version
         offsets, partition = dict(watermark.next_offsets), 0
         while True:
-            offset = table.transaction_version(_transaction_id(watermark.topic_id, partition))
+            offset = find(_transaction_id(watermark.topic_id, partition))
             if offset is not None:
                 offsets[partition] = offset
             elif partition not in offsets:
                 break
             partition += 1
-        number = table.transaction_version(COMMIT_TRANSACTION)
+        number = find(COMMIT_TRANSACTION)
         commit_id = watermark.commit_id if number is None else self._commit_ids.get(number, f"delta-{number}")
-        return Watermark(watermark.root_id, watermark.topic, watermark.topic_id, offsets, commit_id, watermark.mode)
+        return replace(watermark, next_offsets=offsets, commit_id=commit_id)
+
+    def _latest_transactions(self, version: int) -> dict[str, int]:
+        """Return the versions of all transactions of a copy, which each of its commits contains. The result is empty if
+        the last entries are those of other programs.
+        """
+        for number in range(version, max(version - MAX_ENTRIES, -1), -1):
+            entry = self._read_entry(number)
+            if entry is None:
+                # Spark deletes entries before a checkpoint after some time.
+                break
+            actions = [json.loads(line).get("txn") for line in entry.splitlines() if b'"txn"' in line]
+            transactions = {action["appId"]: action["version"] for action in actions if action is not None}
+            if COMMIT_TRANSACTION in transactions:
+                return transactions
+        return {}
 
     def _commit_source(self, table: DeltaTable, watermark: Watermark) -> None:
         """Commit the table properties of a watermark."""

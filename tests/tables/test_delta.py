@@ -215,6 +215,26 @@ def test_log_of_a_new_table_has_a_checkpoint_every_ten_commits(table: DeltaLakeT
     assert loaded(table).watermark == watermark(24, "commit-24")
 
 
+@pytest.mark.parametrize("foreign", [0, 4, 5])
+def test_watermark_is_read_from_the_latest_entry_of_a_copy(
+    table: DeltaLakeTable, path: Path, foreign: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The library reads all entries since the last checkpoint once per partition."""
+    calls: list[str] = []
+    find = DeltaTable.transaction_version
+
+    def counted(delta: DeltaTable, app_id: str) -> int | None:
+        calls.append(app_id)
+        return find(delta, app_id)
+
+    monkeypatch.setattr(DeltaTable, "transaction_version", counted)
+    table.append(table.create(APPEND, START), [], replace(START, next_offsets={0: 9, 1: 7, 2: 3}, commit_id="commit-1"))
+    for number in range(foreign):
+        DeltaTable(str(path)).alter.set_table_properties({"number": str(number)}, raise_if_not_exists=False)
+    assert loaded(table).watermark == replace(START, next_offsets={0: 9, 1: 7, 2: 3}, commit_id="commit-1")
+    assert len(calls) == (5 if foreign == 5 else 0)
+
+
 def test_watermark_survives_checkpoints_and_cleanup(table: DeltaLakeTable, path: Path) -> None:
     state = table.create(APPEND, START)
     for offset in range(5, 25):
