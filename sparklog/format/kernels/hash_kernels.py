@@ -47,16 +47,37 @@ ONE = 1 << 31
 """x^0. In reflected form, the highest bit is the lowest power."""
 
 
+def _powers() -> tuple[int, ...]:
+    """Return x^(8 * 2^n) for n up to 62."""
+    powers = [ONE >> 8]
+    for _ in range(62):
+        powers.append(multiply(powers[-1], powers[-1]))
+    return tuple(powers)
+
+
 @helper
 def multiply(a: int, b: int) -> int:
+    # The bits are random, so a multiplication with each bit takes less time than branches.
     product = 0
-    bit = ONE
-    while bit:
-        if a & bit:
-            product ^= b
-        bit >>= 1
-        b = (b >> 1) ^ POLYNOMIAL if b & 1 else b >> 1
+    for shift in range(31, -1, -1):
+        product ^= b * (a >> shift & 1)
+        b = (b >> 1) ^ POLYNOMIAL * (b & 1)
     return product
+
+
+POWERS = _powers()
+
+
+@helper
+def shifted(crc: int, length: int) -> int:
+    """Return crc * x^(8 length), which is the effect of `length` further bytes on a CRC."""
+    bit = 0
+    while length > 0:
+        if length & 1:
+            crc = multiply(POWERS[bit], crc)
+        length >>= 1
+        bit += 1
+    return crc
 
 
 @kernel(INT(INT64_IN, INT64_IN))
@@ -64,15 +85,7 @@ def join_crcs(crcs: Any, lengths: Any) -> int:
     """Return the CRC-32C of concatenated parts, given the CRC-32C and the length of each part."""
     total = 0
     for part in range(len(crcs)):
-        length = lengths[part]
-        power = ONE >> 8  # x^8, for one byte
-        shift = ONE
-        while length:
-            if length & 1:
-                shift = multiply(power, shift)
-            power = multiply(power, power)
-            length >>= 1
-        total = multiply(shift, total) ^ crcs[part]
+        total = shifted(total, lengths[part]) ^ crcs[part]
     return total
 
 
@@ -88,14 +101,7 @@ def change_crcs(crcs: Any, changes: Any, following: Any) -> None:
             state ^= (changes[batch] >> (56 - 8 * byte)) & 0xFF
             for _ in range(8):
                 state = (state >> 1) ^ POLYNOMIAL if state & 1 else state >> 1
-        remaining = following[batch]
-        power = ONE >> 8  # x^8, for one byte
-        while remaining > 0:
-            if remaining & 1:
-                state = multiply(power, state)
-            power = multiply(power, power)
-            remaining >>= 1
-        crcs[batch] ^= state
+        crcs[batch] ^= shifted(state, following[batch])
 
 
 WORD_MASK = 0xFFFFFFFF
