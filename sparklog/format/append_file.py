@@ -46,6 +46,7 @@ from __future__ import annotations
 
 import re
 import struct
+from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
@@ -163,12 +164,10 @@ def build_index(
     """
     if nbytes <= min_bytes or len(position) == 0:
         return None
-    indexed_rows = [0]
-    last = int(position[0])
+    indexed_rows, positions = [0], position.tolist()
     # Search for the next entry, which is faster than iterating over all batches.
-    while (following := int(np.searchsorted(position, last + interval))) < len(position):
+    while (following := bisect_left(positions, positions[indexed_rows[-1]] + interval)) < len(positions):
         indexed_rows.append(following)
-        last = int(position[following])
     rows = np.asarray(indexed_rows, np.int64)
     running_max = np.maximum.accumulate(max_ts)
     before = np.where(rows > 0, running_max[np.maximum(rows, 1) - 1], -1)

@@ -37,18 +37,20 @@ from sparklog.format.record_batch import (
     BatchHeader,
     BoolArray,
     ByteArray,
+    Int32Array,
     Int64Array,
 )
 
 MAX_BATCH_BYTES = 2**31 - 1
+MAX_PARTITION = 2**31 - 1
 RECORDS_PER_CRC = 16
 """The number of records that can be written in the time that combining a CRC takes, if both kernels are interpreted."""
 ONE_PASS_BYTES = 64 << 10
 """Maximum size for which hashing the bytes again is faster than combining two CRCs, if both kernels are interpreted."""
 _ALL = np.empty(0, np.int64)
-"""An empty array. If it is passed as `order`, all rows are encoded. If it is passed as `lane_of`, all rows have the
-same lane.
-"""
+"""An empty array. If it is passed as `order`, all rows are encoded."""
+_ONE_LANE = np.empty(0, np.int32)
+"""An empty array. If it is passed as `lane_of`, all rows have the same lane."""
 _NONE_EXPLICIT = np.empty(0, np.uint8)
 
 
@@ -224,11 +226,10 @@ class _KernelRows:
     times: Int64Array
     columns: KernelColumns
     order: Int64Array
-    lane_of: Int64Array
+    lane_of: Int32Array
+    max_lane: int
     explicit: ByteArray
     count: int
-    low: int
-    high: int
 
     @classmethod
     def of(cls, rows: EncoderRows, order: npt.NDArray[Any] | None = None) -> _KernelRows:
@@ -241,17 +242,17 @@ class _KernelRows:
         selected = _ALL if order is None else _indices(order, "order")
         if len(selected) and not 0 <= int(selected.min()) <= int(selected.max()) < len(times):
             raise BadRequest(f"order must contain only rows from 0 to {len(times) - 1}")
-        low, high = (int(times.min()), int(times.max())) if len(times) else (0, 0)
-        lane_of = _ALL if rows.partition is None else _indices(rows.partition, "partition")
+        lane_of = _ONE_LANE if rows.partition is None else _indices(rows.partition, "partition", np.int32)
         if rows.partition is not None and len(lane_of) != len(times):
             raise BadRequest(f"expected one partition per row, found {len(lane_of)} partitions for {len(times)} rows")
-        if len(lane_of) and int(lane_of.min()) < 0:
+        # Negative numbers are the largest unsigned numbers, so one pass over the numbers is sufficient.
+        max_lane = int(lane_of.view(np.uint32).max()) if len(lane_of) else 0
+        if max_lane > MAX_PARTITION:
             raise BadRequest(f"partition numbers must not be negative, found {int(lane_of.min())}")
         columns = KernelColumns(rows.key, rows.value, rows.headers)
         explicit = _NONE_EXPLICIT if rows.explicit is None else rows.explicit.view(np.uint8)
-        return cls(
-            times, columns, selected, lane_of, explicit, len(times) if order is None else len(selected), low, high
-        )
+        count = len(times) if order is None else len(selected)
+        return cls(times, columns, selected, lane_of, max_lane, explicit, count)
 
     def rows(self, lane: int) -> Int64Array:
         """Return the rows of a lane, in order."""
@@ -264,9 +265,6 @@ class _RowEncoder:
     def __init__(self, parts: Sequence[_KernelRows]) -> None:
         self.parts = [part for part in parts if part.count]
         self.count = sum(part.count for part in self.parts)
-        # Maximum size of attributes, header count and both deltas. A zig-zag encoded time delta is below 2 * span + 2.
-        span = max((part.high for part in self.parts), default=0) - min((part.low for part in self.parts), default=0)
-        self.extra = 1 + 5 + 5 + (2 * span + 1).bit_length() // 7 + 1
 
     def only(self, lane: int, first: int, count: int) -> _RowEncoder:
         """Return an encoder for the rows `[first, first + count)` of a lane."""
@@ -274,7 +272,7 @@ class _RowEncoder:
         for part in self.parts:
             rows = part.rows(lane)
             selected = np.ascontiguousarray(rows[first : first + count], np.int64)
-            parts.append(replace(part, order=selected, lane_of=_ALL, count=len(selected)))
+            parts.append(replace(part, order=selected, lane_of=_ONE_LANE, max_lane=0, count=len(selected)))
             first, count = max(0, first - len(rows)), count - len(selected)
         return _RowEncoder(parts)
 
@@ -289,7 +287,6 @@ class _RowEncoder:
         counts = np.minimum(lanes[:, kernels.LANE_ROWS], 2 * (room // max(1, target - HEADER_BYTES)) + 2)
         ends = np.cumsum(room + HEADER_BYTES * counts + SLACK)
         lanes[:, kernels.LANE_AT] = np.concatenate((np.zeros(1, np.int64), ends[:-1]))
-        lanes[:, kernels.LANE_BATCH] = -1
         out = new_array(int(ends[-1]), np.uint8)
         batches = np.zeros((int(counts.sum()), kernels.BATCH_FIELDS), np.int64)
         state = np.zeros(kernels.STATE_SIZE, np.int64)
@@ -303,16 +300,14 @@ class _RowEncoder:
         return out, [_Draft(*row) for row in batches.tolist()], lanes
 
     def _measure(self) -> Int64Array:
-        max_lane = max((int(part.lane_of.max()) for part in self.parts if len(part.lane_of)), default=0)
-        lanes = np.zeros((max_lane + 1, kernels.LANE_FIELDS), np.int64)
+        lanes = np.zeros((max(part.max_lane for part in self.parts) + 1, kernels.LANE_FIELDS), np.int64)
         lanes[:, kernels.LANE_MIN_TIME] = np.iinfo(np.int64).max
         state = np.zeros(kernels.STATE_SIZE, np.int64)
         before = 0
         for part in self.parts:
             code = kernels.measure.sized(part.count)(
-                part.order, part.lane_of, part.explicit, part.count, part.times, part.columns.table, self.extra, lanes,
-                state
-            )  # fmt: skip
+                part.order, part.lane_of, part.explicit, part.count, part.times, part.columns.table, lanes, state
+            )
             row = before + int(state[kernels.ERROR_ROW])
             if code == kernels.NULL_HEADER:
                 raise BadRequest(f"headers and their keys must not be null, found a null in row {row}")
@@ -400,13 +395,13 @@ def _crc(batches: list[_FinishedBatch], buffers: list[memoryview | bytes], sizes
         for part in buffers:
             crc = crc32c.crc32c(part, crc)
         return crc
-    crcs = np.array([(batch.uncovered_crc, batch.crc) for batch in batches], np.int64).reshape(-1)
-    lengths = np.stack((np.full(len(sizes), CRC_START), sizes - CRC_START), axis=1).reshape(-1)
+    crcs = np.array([crc for batch in batches for crc in (batch.uncovered_crc, batch.crc)], np.int64)
+    lengths = np.array([size for batch in batches for size in (CRC_START, batch.size - CRC_START)], np.int64)
     return int(join_crcs.sized(RECORDS_PER_CRC * len(crcs))(crcs, lengths))
 
 
-def _indices(array: npt.NDArray[Any], name: str) -> Int64Array:
+def _indices(array: npt.NDArray[Any], name: str, kind: type[np.integer[Any]] = np.int64) -> npt.NDArray[Any]:
     array = np.asarray(array)
     if array.dtype.kind not in "iu" and len(array):
         raise BadRequest(f"{name} must be integers, found {array.dtype}")
-    return np.ascontiguousarray(array, np.int64)
+    return np.ascontiguousarray(array, kind)

@@ -40,6 +40,7 @@ from sparklog.format import crc32c
 BytesLike: TypeAlias = Any
 """An object with a contiguous buffer of bytes: bytes, memoryview, uint8 array, pyarrow.Buffer or mmap."""
 ByteArray: TypeAlias = npt.NDArray[np.uint8]
+Int32Array: TypeAlias = npt.NDArray[np.int32]
 Int64Array: TypeAlias = npt.NDArray[np.int64]
 BoolArray: TypeAlias = npt.NDArray[np.bool_]
 

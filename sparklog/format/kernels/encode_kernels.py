@@ -27,6 +27,7 @@ from sparklog.format.kernels.kernel_memory import (
     BYTES,
     BYTES_IN,
     INT,
+    INT32_IN,
     INT64,
     INT64_IN,
     TABLE,
@@ -39,6 +40,7 @@ from sparklog.format.kernels.kernel_memory import (
     load_u8,
     prefetch,
     store_i16,
+    store_i64,
     store_u8,
     wrap,
 )
@@ -47,10 +49,17 @@ HEADER_BYTES = 61
 KEY, VALUE, LIST, HEADER_KEY, HEADER_VALUE, STRUCT = range(6)
 """Row numbers in the column table."""
 MAX_RECORD = 2**31 - 1 - HEADER_BYTES
+MAX_EXTRA = 5 + 1 + 10 + 4 * 5
+"""Maximum size of all fields of a record except its key, value and headers: the length, the attributes, the time delta,
+and the offset delta, the lengths of key and value, and the header count.
+"""
+NO_TIMESTAMP = -1
 AHEAD = 12
 """Number of rows by which the prefetch is ahead if `order` is given. Prefetching is required because the hardware
 cannot predict the order.
 """
+AHEAD_BYTES = 512
+"""Number of bytes by which the prefetch of the output of a lane is ahead of its records."""
 
 BATCHES, ERROR_ROW, STATE_SIZE = range(3)
 """Indices in the state array."""
@@ -60,6 +69,10 @@ OK, NULL_HEADER, TOO_LARGE = range(3)
 # Columns of the lane table: the totals that `measure` computes, followed by the state of each lane.
 LANE_ROWS, LANE_BYTES, LANE_NULL_KEYS, LANE_MIN_TIME, LANE_CONTENT, LANE_FREE_ROWS, LANE_FREE_CONTENT = range(7)
 LANE_AT, LANE_BATCH_START, LANE_BATCH, LANE_COUNT, LANE_BASE, LANE_MAX_TIME, LANE_FIELDS = range(7, 14)
+LANE_SIZE = 8 * LANE_FIELDS
+"""Size of a row of the lane table in bytes. The kernels access the table by address, which takes less time than numba's
+checks for negative indices.
+"""
 BATCH_LANE, BATCH_AT, BATCH_SIZE, BATCH_ROWS, BATCH_BASE_TIME, BATCH_MAX_TIME, BATCH_FIELDS = range(7)
 """Columns of the batch table."""
 
@@ -105,10 +118,10 @@ def varint_size(unsigned: int) -> int:
 @helper
 def write_varint(cursor: int, unsigned: int) -> int:
     """Write a zig-zag encoded value as a varint, and return the address after it."""
-    if unsigned < 0x80 and unsigned >= 0:
+    if unsigned & -0x80 == 0:
         store_u8(cursor, unsigned)
         return cursor + 1
-    if unsigned < 0x4000 and unsigned >= 0:
+    if unsigned & -0x4000 == 0:
         store_i16(cursor, (unsigned & 0x7F) | 0x80 | (unsigned >> 7 << 8))
         return cursor + 2
     while unsigned < 0 or unsigned >= 0x80:
@@ -171,28 +184,43 @@ def write_headers(columns: Any, cursor: int, first: int, count: int) -> int:
 
 
 @helper
+def prefetch_record(pointer: int) -> None:
+    prefetch(pointer)
+    prefetch(pointer + 64)
+
+
+@helper
 def fail(state: Any, row: int, code: int) -> int:
     state[ERROR_ROW] = row
     return code
 
 
 @helper
-def begin(lanes: Any, batches: Any, lane: int, batch: int, position: int, time: int) -> None:
-    lanes[lane, LANE_BATCH], lanes[lane, LANE_BATCH_START] = batch, position
-    lanes[lane, LANE_BASE], lanes[lane, LANE_MAX_TIME] = time, -1
-    batches[batch, BATCH_LANE], batches[batch, BATCH_AT], batches[batch, BATCH_BASE_TIME] = lane, position, time
+def add(pointer: int, value: int) -> None:
+    store_i64(pointer, load_i64(pointer) + value)
 
 
 @helper
-def close(lanes: Any, batches: Any, lane: int, batch: int) -> None:
-    batches[batch, BATCH_SIZE] = lanes[lane, LANE_AT] - lanes[lane, LANE_BATCH_START]
-    batches[batch, BATCH_ROWS] = lanes[lane, LANE_COUNT]
-    batches[batch, BATCH_MAX_TIME] = lanes[lane, LANE_MAX_TIME]
+def begin(batches: Any, batch: int, lane: int, lane_at: int, position: int, time: int) -> None:
+    batches[batch, BATCH_LANE], batches[batch, BATCH_AT], batches[batch, BATCH_BASE_TIME] = lane, position, time
+    store_i64(lane_at + 8 * LANE_BATCH, batch)
+    store_i64(lane_at + 8 * LANE_BATCH_START, position)
+    store_i64(lane_at + 8 * LANE_BASE, time)
+    store_i64(lane_at + 8 * LANE_MAX_TIME, NO_TIMESTAMP)
 
 
-@kernel(INT(INT64_IN, INT64_IN, BYTES_IN, INT, INT64_IN, TABLE, INT, TABLE, INT64))
+@helper
+def close(batches: Any, lane_at: int) -> None:
+    """Write the size, the record count and the maximum time of a lane's open batch."""
+    batch = load_i64(lane_at + 8 * LANE_BATCH)
+    batches[batch, BATCH_SIZE] = load_i64(lane_at + 8 * LANE_AT) - load_i64(lane_at + 8 * LANE_BATCH_START)
+    batches[batch, BATCH_ROWS] = load_i64(lane_at + 8 * LANE_COUNT)
+    batches[batch, BATCH_MAX_TIME] = load_i64(lane_at + 8 * LANE_MAX_TIME)
+
+
+@kernel(INT(INT64_IN, INT32_IN, BYTES_IN, INT, INT64_IN, TABLE, TABLE, INT64))
 def measure(
-    order: Any, lane_of: Any, explicit: Any, rows: int, times: Any, columns: Any, extra: int, lanes: Any, state: Any
+    order: Any, lane_of: Any, explicit: Any, rows: int, times: Any, columns: Any, lanes: Any, state: Any
 ) -> int:
     """Compute the statistics of each lane: row count, maximum size, null keys, minimum time and content size.
 
@@ -202,24 +230,23 @@ def measure(
     * `order`: rows to encode, or empty for all rows
     * `lane_of`: lane of each encoded row, or empty for a single lane 0
     * `explicit`: 1 for rows whose lane the caller specified, or empty if there are none
-    * `extra`: maximum size of attributes, both deltas and a header count
 
     The minimum times in `lanes` must be preset. Times below 0 are ignored.
     """
     order_at = address(order) if len(order) else 0
-    lane_at = address(lane_of) if len(lane_of) else 0
+    numbers_at = address(lane_of) if len(lane_of) else 0
     explicit_at = address(explicit) if len(explicit) else 0
-    times_at = address(times)
+    times_at, lanes_at = address(times), address(lanes)
     k_off, k_wide, _, _, k_valid, k_at = column(columns, KEY)
     v_off, v_wide, _, _, v_valid, v_at = column(columns, VALUE)
     has_headers = columns[LIST, 0] != 0
     for i in range(rows):
         row = load_i64(order_at + 8 * i) if order_at else i
-        lane = load_i64(lane_at + 8 * i) if lane_at else 0
+        lane_at = lanes_at + LANE_SIZE * (load_i32(numbers_at + 4 * i) if numbers_at else 0)
         key_length, _ = cell(k_off, k_wide, 0, k_valid, k_at + row)
         value_length, _ = cell(v_off, v_wide, 0, v_valid, v_at + row)
-        size = extra + cell_size(key_length) + cell_size(value_length)
         content = max(key_length, 0) + max(value_length, 0)
+        size = MAX_EXTRA + content
         if has_headers:
             count, first = cell(columns[LIST, 0], columns[LIST, 1], 0, columns[LIST, 4], columns[LIST, 5] + row)
             if count > 0:
@@ -228,25 +255,24 @@ def measure(
                     return fail(state, row, NULL_HEADER)
                 size += headers_bytes
                 content += headers_content(columns, first, count)
-        size += varint_size(zigzag(size))
         if size > MAX_RECORD:
             return fail(state, row, TOO_LARGE)
         time = load_i64(times_at + 8 * row)
-        lanes[lane, LANE_ROWS] += 1
-        lanes[lane, LANE_BYTES] += size
-        if time >= 0:
-            lanes[lane, LANE_MIN_TIME] = min(lanes[lane, LANE_MIN_TIME], time)
-        lanes[lane, LANE_CONTENT] += content
+        add(lane_at + 8 * LANE_ROWS, 1)
+        add(lane_at + 8 * LANE_BYTES, size)
+        add(lane_at + 8 * LANE_CONTENT, content)
+        if 0 <= time < load_i64(lane_at + 8 * LANE_MIN_TIME):
+            store_i64(lane_at + 8 * LANE_MIN_TIME, time)
         if key_length < 0:
-            lanes[lane, LANE_NULL_KEYS] += 1
+            add(lane_at + 8 * LANE_NULL_KEYS, 1)
             if explicit_at == 0 or load_u8(explicit_at + row) == 0:
-                lanes[lane, LANE_FREE_ROWS] += 1
-                lanes[lane, LANE_FREE_CONTENT] += content
+                add(lane_at + 8 * LANE_FREE_ROWS, 1)
+                add(lane_at + 8 * LANE_FREE_CONTENT, content)
     return OK
 
 
 @kernel(INT(
-    INT64_IN, INT64_IN, INT, INT64_IN, TABLE, INT,
+    INT64_IN, INT32_IN, INT, INT64_IN, TABLE, INT,
     BYTES, TABLE, TABLE, INT64
 ))  # fmt: skip
 def encode_records(
@@ -258,26 +284,24 @@ def encode_records(
     A larger record gets its own batch.
 
     The base time of a batch is the time of its first record. Offset deltas start at 0 in each batch. `LANE_AT` of each
-    lane must be preset to the start of its region, and `LANE_BATCH` to -1. `batches` receives a row for each batch, in
+    lane must be preset to the start of its region, and `LANE_COUNT` to 0. `batches` receives a row for each batch, in
     the order in which the batches begin. Further calls with the same lanes, batches and state continue with the next
     rows.
     """
-    out_at, times_at = address(out), address(times)
+    out_at, times_at, lanes_at = address(out), address(times), address(lanes)
     order_at = address(order) if len(order) else 0
-    lane_at = address(lane_of) if len(lane_of) else 0
+    numbers_at = address(lane_of) if len(lane_of) else 0
     k_off, k_wide, k_data, k_end, k_valid, k_at = column(columns, KEY)
     v_off, v_wide, v_data, v_end, v_valid, v_at = column(columns, VALUE)
     has_headers = columns[LIST, 0] != 0
     used = state[BATCHES]
     for i in range(rows):
-        row = i
-        if order_at:
-            row = load_i64(order_at + 8 * i)
-            if i + AHEAD < rows and v_off:
-                _, ahead = cell(v_off, v_wide, v_data, 0, v_at + load_i64(order_at + 8 * (i + AHEAD)))
-                prefetch(ahead)
-                prefetch(ahead + 64)
-        lane = load_i64(lane_at + 8 * i) if lane_at else 0
+        row = load_i64(order_at + 8 * i) if order_at else i
+        if order_at and i + AHEAD < rows and v_off:
+            _, ahead = cell(v_off, v_wide, v_data, 0, v_at + load_i64(order_at + 8 * (i + AHEAD)))
+            prefetch_record(ahead)
+        lane = load_i32(numbers_at + 4 * i) if numbers_at else 0
+        lane_at = lanes_at + LANE_SIZE * lane
         time = load_i64(times_at + 8 * row)
         key_length, key_from = cell(k_off, k_wide, k_data, k_valid, k_at + row)
         value_length, value_from = cell(v_off, v_wide, v_data, v_valid, v_at + row)
@@ -286,35 +310,38 @@ def encode_records(
             headers, first = cell(columns[LIST, 0], columns[LIST, 1], 0, columns[LIST, 4], columns[LIST, 5] + row)
             headers = max(headers, 0)
             headers_bytes = headers_size(columns, first, headers)
-        fixed = 1 + cell_size(key_length) + cell_size(value_length) + varint_size(zigzag(headers)) + headers_bytes
-        batch, count, position = lanes[lane, LANE_BATCH], lanes[lane, LANE_COUNT], lanes[lane, LANE_AT]
-        base = lanes[lane, LANE_BASE]
-        size = fixed + varint_size(zigzag(time - base)) + varint_size(zigzag(count))
-        after = position - lanes[lane, LANE_BATCH_START] + varint_size(zigzag(size)) + size
-        if batch < 0 or (count > 0 and after > target):
-            if batch >= 0:
-                close(lanes, batches, lane, batch)
-            batch = used
+        fixed = 1 + cell_size(key_length) + cell_size(value_length) + varint_size(2 * headers) + headers_bytes
+        count, position = load_i64(lane_at + 8 * LANE_COUNT), load_i64(lane_at + 8 * LANE_AT)
+        base = load_i64(lane_at + 8 * LANE_BASE)
+        size = fixed + varint_size(zigzag(time - base)) + varint_size(2 * count)
+        after = position - load_i64(lane_at + 8 * LANE_BATCH_START) + varint_size(2 * size) + size
+        if count == 0 or after > target:
+            if count > 0:
+                close(batches, lane_at)
+            begin(batches, used, lane, lane_at, position, time)
             used += 1
             base = time
-            begin(lanes, batches, lane, batch, position, time)
             position += HEADER_BYTES
             count = 0
             size = fixed + 2  # Both deltas are 0.
-        lanes[lane, LANE_MAX_TIME] = max(lanes[lane, LANE_MAX_TIME], time)
-        lanes[lane, LANE_COUNT] = count + 1
-        to = write_varint(out_at + position, zigzag(size))
+        if time > load_i64(lane_at + 8 * LANE_MAX_TIME):
+            store_i64(lane_at + 8 * LANE_MAX_TIME, time)
+        store_i64(lane_at + 8 * LANE_COUNT, count + 1)
+        to = write_varint(out_at + position, 2 * size)
         store_u8(to, 0)
         to = write_varint(to + 1, zigzag(time - base))
-        to = write_varint(to, zigzag(count))
+        to = write_varint(to, 2 * count)
         to = write_bytes(to, key_from, key_length, k_end)
         to = write_bytes(to, value_from, value_length, v_end)
-        to = write_varint(to, zigzag(headers))
+        to = write_varint(to, 2 * headers)
         if headers > 0:
             to = write_headers(columns, to, first, headers)
-        lanes[lane, LANE_AT] = to - out_at
+        store_i64(lane_at + 8 * LANE_AT, to - out_at)
+        # The processor does not detect as many sequential streams as there may be lanes.
+        prefetch_record(to + AHEAD_BYTES)
     for lane in range(len(lanes)):
-        if lanes[lane, LANE_BATCH] >= 0:
-            close(lanes, batches, lane, lanes[lane, LANE_BATCH])
+        lane_at = lanes_at + LANE_SIZE * lane
+        if load_i64(lane_at + 8 * LANE_COUNT) > 0:
+            close(batches, lane_at)
     state[BATCHES] = used
     return OK

@@ -20,10 +20,11 @@ from sparklog.format.append_file import INDEX_MIN_BYTES, SliceIndex, WrittenSlic
 from sparklog.format.arrow_numpy import valid_rows
 from sparklog.format.encode import EncodedSlice, EncodeOptions, EncoderRows, encode_rows
 from sparklog.log.journal.clocks import SYSTEM, Env
+from sparklog.log.journal.documents import INT64_MAX
 from sparklog.log.state.slices import ANY_PARTITION, FileSlices, RowCounts, SliceFlag
 from sparklog.log.write.append_output import SliceOutput
 from sparklog.log.write.append_target import AppendTarget, WriteOptions
-from sparklog.log.write.rows import Partitioner, Rows, checked_chunks, joinable, rows_of
+from sparklog.log.write.rows import JOINED_BYTES, Partitioner, Rows, checked_chunks, rows_of
 
 
 class AppendWriter:
@@ -66,8 +67,12 @@ class AppendWriter:
             max_message_bytes=target.configs.max_message_bytes,
             log_append_time=target.configs.log_append_time,
         )
-        self._pending: list[pa.RecordBatch] = []
+        self._pending: list[list[pa.RecordBatch]] = []
+        """Groups of consecutive batches. The batches of a group are joined, because copying small batches is cheaper
+        than one call of each kernel per batch.
+        """
         self._pending_bytes = 0
+        self._group_bytes = 0
         self._output = SliceOutput(target, env, self._options.file_bytes, is_root_checked=is_root_checked)
         self._counts: dict[int, tuple[int, int]] = {}
         """The number of records and bytes by partition. Rows whose partition this writer chose are counted under
@@ -86,10 +91,15 @@ class AppendWriter:
         chunks = checked_chunks(batch, self._options.buffer_bytes)
         with self._unusable_after_error():
             for chunk in chunks:
-                if self._pending_bytes + chunk.nbytes > self._options.buffer_bytes:
+                nbytes = chunk.nbytes
+                if self._pending_bytes + nbytes > self._options.buffer_bytes:
                     self._flush()
-                self._pending.append(chunk)
-                self._pending_bytes += chunk.nbytes
+                if not self._pending or self._group_bytes >= JOINED_BYTES:
+                    self._pending.append([])
+                    self._group_bytes = 0
+                self._pending[-1].append(chunk)
+                self._group_bytes += nbytes
+                self._pending_bytes += nbytes
                 if self._pending_bytes >= self._options.buffer_bytes:
                     self._flush()
 
@@ -105,8 +115,8 @@ class AppendWriter:
             return
         now_ms = self._env.wall_ms()
         pending, self._pending, self._pending_bytes = self._pending, [], 0
-        batches = [self._partitioned(batches, now_ms) for batches in joinable(pending)]
-        for partition, encoded in encode_rows(batches, options=self._encode):
+        rows = [self._partitioned(group, now_ms) for group in pending]
+        for partition, encoded in encode_rows(rows, options=self._encode):
             # The partitioner chose the partition of the "free" records, which have no key and no explicit partition.
             self._count(partition, encoded.records - encoded.free_records, encoded.content_bytes - encoded.free_bytes)
             self._count(ANY_PARTITION, encoded.free_records, encoded.free_bytes)
@@ -201,12 +211,13 @@ def _check_rows(rows: Rows, target: AppendTarget, now_ms: int) -> None:
     configs = target.configs
     if configs.is_compacted and (rows.key is None or rows.key.null_count):
         raise BadRequest(f"topic {target.topic} is compacted and rejects records without a key; add a key to each row")
-    if configs.log_append_time:
+    limits = (configs.timestamp_before_max_ms, configs.timestamp_after_max_ms)
+    if configs.log_append_time or min(limits) == INT64_MAX:
         return
     oldest, latest = int(rows.timestamp.min()), int(rows.timestamp.max())
     for side, timestamp, distance_ms, limit_ms in (
-        ("before", oldest, now_ms - oldest, configs.timestamp_before_max_ms),
-        ("after", latest, latest - now_ms, configs.timestamp_after_max_ms),
+        ("before", oldest, now_ms - oldest, limits[0]),
+        ("after", latest, latest - now_ms, limits[1]),
     ):
         if distance_ms > limit_ms:
             raise BadRequest(

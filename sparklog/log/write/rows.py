@@ -38,7 +38,7 @@ Int64s = npt.NDArray[np.int64]
 
 ROW_COLUMNS = ("key", "value", "headers", "timestamp", "partition")
 JOINED_BYTES = 1 << 20
-"""Small batches are joined up to this size."""
+"""Consecutive batches are joined until they have this size."""
 _PER_UNIT = {"us": 1_000, "ns": 1_000_000}
 
 
@@ -87,36 +87,19 @@ def _halved(batch: pa.RecordBatch, max_bytes: int) -> Iterator[pa.RecordBatch]:
     yield from _halved(batch.slice(half), max_bytes)
 
 
-def joinable(batches: list[pa.RecordBatch]) -> Iterator[list[pa.RecordBatch]]:
-    """Group consecutive batches to be joined, because copying small batches is cheaper than one call per batch."""
-    group: list[pa.RecordBatch] = []
-    nbytes = 0
-    for batch in batches:
-        group.append(batch)
-        nbytes += batch.nbytes
-        if nbytes >= JOINED_BYTES:
-            yield group
-            group, nbytes = [], 0
-    if group:
-        yield group
-
-
 def rows_of(batches: Sequence[pa.RecordBatch], now_ms: int, *, allow_negative_timestamps: bool = False) -> Rows:
     """Return the rows of checked batches. Null timestamps become `now_ms`.
 
     Raises `BadRequest` if a header key is null, or if a timestamp is negative and `allow_negative_timestamps` is false.
     """
     key, value, headers, timestamp, partition = ([_column(batch, name) for batch in batches] for name in ROW_COLUMNS)
-    times = [
-        np.broadcast_to(_milliseconds(array, now_ms, allow_negative=allow_negative_timestamps), len(array))
-        for array in timestamp
-    ]
+    times = [_milliseconds(array, now_ms, allow_negative=allow_negative_timestamps) for array in timestamp]
     return Rows(
         n=sum(batch.num_rows for batch in batches),
         key=_joined([_as_binary(array) for array in key], pa.large_binary()),
         value=_joined([_as_binary(array) for array in value], pa.large_binary()),
         headers=_joined([_as_headers(array) for array in headers], HEADERS_TYPE),
-        timestamp=np.concatenate(times),
+        timestamp=times[0] if len(times) == 1 else np.concatenate(times),
         partition=_joined(partition, pa.int64()),
     )
 
@@ -215,9 +198,9 @@ def _narrow(array: pa.Array) -> pa.Array:
     return array.cast(pa.string() if pa.types.is_large_string(array.type) else pa.binary())
 
 
-def _milliseconds(array: pa.Array, now_ms: int, *, allow_negative: bool) -> Int64s | int:
+def _milliseconds(array: pa.Array, now_ms: int, *, allow_negative: bool) -> Int64s:
     if array.null_count == len(array):
-        return now_ms
+        return np.full(len(array), now_ms, np.int64)
     unit = array.type.unit if pa.types.is_timestamp(array.type) else "ms"
     valid = valid_rows(array) if array.null_count else None
     values: Int64s = fixed_values(array, np.int64)
