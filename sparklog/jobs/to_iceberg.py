@@ -13,6 +13,7 @@ merges small files and removes old snapshots. See `sparklog.jobs.common` for exi
 
 # Do not import annotations from __future__: `parse` evaluates the annotations in this module.
 import json
+import warnings
 from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
@@ -32,6 +33,10 @@ from sparklog.tables.iceberg import IcebergTable
 from sparklog.tables.iceberg_catalog import open_catalog, table_identifier
 from sparklog.tables.iceberg_maintenance import check_unreferenced_age, delete_unreferenced_files, expire_snapshots
 
+WARNINGS = r"Failed to delete old metadata|Encountered invalid snapshot summary|No preferred file implementation"
+"""Warnings of pyiceberg that users of the job cannot act on. Metadata that is not deleted becomes an unreferenced file,
+summaries without an operation are those of other programs, and a scheme without an implementation is an error.
+"""
 EXPIRE_INTERVAL_MS = 3_600_000
 """The minimum time between two removals of old snapshots."""
 
@@ -150,6 +155,7 @@ arguments = partial(parse, "to-iceberg", ToIceberg, __doc__)
 @job("to-iceberg", after_interrupt="the next run continues after the last commit")
 def main(words: Sequence[str]) -> int:
     options = arguments(words)
+    warnings.filterwarnings("ignore", WARNINGS, UserWarning)
     view = options.open()
     with closing(open_catalog(options.catalog, options.properties)) as catalog:
         table, target, quarantine = iceberg_tables(

@@ -26,10 +26,11 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from typing import IO, Any, cast
+from urllib.parse import urlsplit
 
 import pyarrow as pa
 import pyarrow.parquet as pq
-from pyiceberg.catalog import WAREHOUSE_LOCATION, Catalog
+from pyiceberg.catalog import WAREHOUSE_LOCATION, Catalog, MetastoreCatalog
 from pyiceberg.conversions import from_bytes
 from pyiceberg.exceptions import (
     AuthorizationExpiredError,
@@ -62,7 +63,7 @@ from pyiceberg.table.update import AddSnapshotUpdate, AssertTableUUID, TableRequ
 from pyiceberg.typedef import Record
 from pyiceberg.types import BinaryType, IntegerType, LongType, StringType
 
-from sparklog.errors import BadRequest, Conflict, NotFound, SparklogError, Unavailable
+from sparklog.errors import BadRequest, Conflict, NotFound, SparklogError, Unavailable, shortened
 from sparklog.tables import iceberg_schema
 from sparklog.tables.iceberg_catalog import READ_ONLY, catalog_properties, error_text, sqlstate
 from sparklog.tables.merge import ExistingFile, commit_upsert, read_batches
@@ -125,6 +126,7 @@ class IcebergTable:
         return None if table is None else self._state(table)
 
     def create(self, layout: TableLayout, watermark: Watermark) -> TableState:
+        self._check_warehouse()
         schema = iceberg_schema.table_schema(layout)
         spec = iceberg_schema.partition_spec(layout.partition_by, schema)
         properties = dict(TABLE_PROPERTIES)
@@ -153,6 +155,22 @@ class IcebergTable:
                     f" location of new tables; set it in .pyiceberg.yaml or with {catalog_properties()}"
                 ) from None
         return self._state(table)
+
+    def _check_warehouse(self) -> None:
+        """Raise `BadRequest` if the location of new tables depends on the current directory.
+
+        Other programs, and runs in another directory, would not find the files of the table.
+        """
+        warehouse = self._catalog.properties.get(WAREHOUSE_LOCATION)
+        # The warehouse of a REST catalog is a name.
+        if warehouse is None or not isinstance(self._catalog, MetastoreCatalog):
+            return
+        url = urlsplit(warehouse)
+        if url.scheme in ("", "file") and (url.netloc or not url.path.startswith("/")):
+            raise BadRequest(
+                "the property warehouse of the catalog must be an absolute path or a URL such as file:///data/warehouse,"
+                f" found {shortened(warehouse)}"
+            )
 
     def _create_namespace(self, namespace: tuple[str, ...]) -> None:
         try:

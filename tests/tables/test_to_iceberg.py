@@ -384,21 +384,42 @@ def test_wrong_options(
                 r".yaml or with --catalog-property \[SPARKLOG_BAD_REQUEST\]"
             ),
         ),
+        *(
+            (
+                {"type": "sql", "uri": "sqlite://", "warehouse": warehouse},
+                f"warehouse of the catalog must be an absolute path or a URL .*, found '{warehouse}'",
+            )
+            for warehouse in ("warehouse", "./data/warehouse", "file://warehouse/tables")
+        ),
         (
             {"type": "sql", "uri": "sqlite://", "warehouse": "nothing://x"},
             r"cannot create table shop.orders: .*nothing.* \[SPARKLOG_BAD_REQUEST\]",
         ),
     ],
 )
-@pytest.mark.filterwarnings("ignore:No preferred file implementation")
 def test_wrong_catalogs(
-    root: Root, tmp_path: Path, properties: dict[str, str], message: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+    root: Root, tmp_path: Path, properties: dict[str, str], message: str, capsys: pytest.CaptureFixture[str],
+    recwarn: pytest.WarningsRecorder,
+) -> None:  # fmt: skip
     assert root
     assert to_iceberg.main(words(tmp_path, properties=properties)) == FAILED
     error = capsys.readouterr().err
     assert re.search(message, error), error
     assert len(error.splitlines()) == 1
+    assert not list(recwarn)
+
+
+def test_metadata_that_another_run_has_deleted_is_no_warning(
+    root: Root, catalog: SqlCatalog, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, recwarn: pytest.WarningsRecorder
+) -> None:
+    def delete(*_: Any) -> None:
+        raise FileNotFoundError("metadata/1.json")
+
+    append(root, {"0": "x"})
+    monkeypatch.setattr(SqlCatalog, "_delete_old_metadata", delete)
+    assert to_iceberg.main(words(tmp_path)) == DONE
+    assert len(rows(catalog)) == 1
+    assert not list(recwarn)
 
 
 @pytest.mark.parametrize(
