@@ -1,11 +1,14 @@
 """Append, scan and micro-batch latency through Spark, as shares of the bare data source and of Parquet, in one run.
 
-    python benchmarks/bench_spark.py [append] [scan] [drain] [stream] [--records 2000000] [--value-bytes 104]
+    python benchmarks/bench_spark.py [append] [scan] [drain] [tasks] [stream] [--records 2000000] [--value-bytes 104]
         [--rounds 3]
 
 Variants take turns in each round (A B C, then C B A), so that a machine that drifts drifts for all of them. Rows name
-the median wall seconds, records a second, the median of each round's ratio to `bare`, and CPU microseconds a record
-(JVM and Python).
+the median wall seconds, records a second, the median of each round's ratio to `bare` (to `bare value` if the name ends
+with `value`) by wall time and by CPU time, and CPU microseconds a record, of all processes and of Spark's Pythons.
+
+`tasks` reads 1,000 records of one partition each. By default, small partitions share a task; `in 1,000 tasks`, each
+task has one record. `range` is what Spark needs for 1,000 tasks that have no Python.
 """
 
 from __future__ import annotations
@@ -19,6 +22,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as f
 from spark_session import Timing, benchmark_session, timed
@@ -26,6 +30,7 @@ from spark_session import Timing, benchmark_session, timed
 import sparklog
 
 PARTITIONS = 16
+SMALL = 1_000
 CODECS = ("none", "lz4", "zstd")
 COLUMNS = ("key", "value", "topic", "partition", "offset", "timestamp")
 SIX = "key binary, value binary, topic string, partition int, offset long, timestamp timestamp"
@@ -34,7 +39,7 @@ SIX = "key binary, value binary, topic string, partition int, offset long, times
 def main() -> None:
     """Read the arguments and run what they name."""
     arguments = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    arguments.add_argument("parts", nargs="*", default=["append", "scan", "drain", "stream"])
+    arguments.add_argument("parts", nargs="*", default=["append", "scan", "drain", "tasks", "stream"])
     arguments.add_argument("--records", type=int, default=2_000_000)
     arguments.add_argument("--value-bytes", type=int, default=104)
     arguments.add_argument("--rounds", type=int, default=3)
@@ -49,6 +54,9 @@ def main() -> None:
     try:
         if {"append", "scan", "drain"} & set(chosen.parts):
             append_and_scan(spark, folder, chosen)
+        if "tasks" in chosen.parts:
+            title = f"{SMALL:,} partitions of a record"
+            show(title, compare(task_variants(spark, folder), chosen.rounds), SMALL)
         if "stream" in chosen.parts:
             stream(spark, folder, chosen.batches)
     finally:
@@ -155,7 +163,7 @@ def scan_variants(spark: SparkSession, folder: Path, chosen: argparse.Namespace)
         "bare value": drain(bare_frame("value binary")),
         **{f"parquet-{codec}": drain(parquet_frame(codec)) for codec in CODECS},
         **{f"sparklog-{codec}": drain(log_frame(codec, SIX)) for codec in CODECS},
-        "sparklog-zstd value": drain(log_frame("zstd", "value binary")),
+        **{f"sparklog-{codec} value": drain(log_frame(codec, "value binary")) for codec in CODECS},
     }
 
 
@@ -173,6 +181,32 @@ def drain_variants(spark: SparkSession, folder: Path, chosen: argparse.Namespace
     for codec in CODECS:
         variants[f"sparklog-{codec}"] = drain("sparklog", read, str(folder / f"root-{codec}"))
     return variants
+
+
+def task_variants(spark: SparkSession, folder: Path) -> dict[str, Callable[[], object]]:
+    """Small partitions that share tasks, and as many tasks as records."""
+    path = folder / "small"
+    topic = sparklog.open(path, create=True).create_topic("small", partitions=SMALL)
+    topic.append(pa.table({"value": [b"x" * 100] * SMALL, "partition": pa.array(range(SMALL), pa.int32())}))
+
+    def read(frame: Callable[[], DataFrame]) -> Callable[[], object]:
+        return lambda: frame().write.format("noop").mode("overwrite").save()
+
+    def log(**options: str) -> Callable[[], object]:
+        reader = spark.read.format("sparklog").schema("value binary").options(**options)
+        return read(lambda: reader.load(str(path / "small")))
+
+    def bare(tasks: int) -> Callable[[], object]:
+        options = {"rows": str(SMALL), "tasks": str(tasks), "batchRows": str(SMALL // tasks)}
+        return read(lambda: spark.read.format("bare").schema("value binary").options(**options).load())
+
+    return {
+        "bare": bare(2),
+        "sparklog": log(),
+        "range in 1,000 tasks": read(lambda: spark.range(0, SMALL, 1, SMALL)),
+        "bare in 1,000 tasks": bare(SMALL),
+        "sparklog in 1,000 tasks": log(maxRecordsPerPartition="1"),
+    }
 
 
 def drain_stream(frame: DataFrame, checkpoint: Path, records: int) -> None:
@@ -199,12 +233,18 @@ def compare(variants: Mapping[str, Callable[[], object]], rounds: int) -> dict[s
 
 def show(title: str, results: Mapping[str, list[Timing]], records: int) -> None:
     """Print one table."""
-    print(f"\n{title}\n{'variant':<22}{'wall s':>8}{'M rec/s':>9}{'of bare':>9}{'CPU us/rec':>12}")
+    columns = f"{'wall s':>8}{'M rec/s':>9}{'of bare':>9}{'by CPU':>8}{'CPU us/rec':>12}{'Python':>8}"
+    print(f"\n{title}\n{'variant':<26}{columns}")
     for name, runs in results.items():
         wall = statistics.median(run.wall for run in runs)
-        share = statistics.median(b.wall / r.wall for r, b in zip(runs, results["bare"], strict=True))
+        base = results["bare value" if name.endswith(" value") else "bare"]
+        pairs = list(zip(runs, base, strict=True))
+        share = statistics.median(bare.wall / run.wall for run, bare in pairs)
+        cpu_share = statistics.median(bare.cpu / run.cpu for run, bare in pairs)
         cpu = statistics.median(run.cpu for run in runs) / records * 1e6
-        print(f"{name:<22}{wall:>8.2f}{records / wall / 1e6:>9.2f}{share:>8.0%} {cpu:>11.2f}")
+        python = statistics.median(run.by_process.get("python", 0.0) for run in runs) / records * 1e6
+        rate = records / wall / 1e6
+        print(f"{name:<26}{wall:>8.2f}{rate:>9.2f}{share:>9.0%}{cpu_share:>8.0%}{cpu:>12.2f}{python:>8.2f}", flush=True)
 
 
 def stream(spark: SparkSession, folder: Path, batches: int) -> None:
@@ -233,10 +273,9 @@ def stream(spark: SparkSession, folder: Path, batches: int) -> None:
         )
 
 
-def ticks(spark: SparkSession, tasks: int = 2) -> DataFrame:
+def ticks(spark: SparkSession) -> DataFrame:
     """2,000 records a second of Spark's `rate` source."""
-    options = {"rowsPerSecond": "2000", "numPartitions": str(tasks)}
-    rate = spark.readStream.format("rate").options(**options).load()
+    rate = spark.readStream.format("rate").option("rowsPerSecond", "2000").load()
     return rate.select(
         f.encode(f.col("value").cast("string"), "UTF-8").alias("key"),
         f.encode(f.rpad(f.col("value").cast("string"), 100, "x"), "UTF-8").alias("value"),
