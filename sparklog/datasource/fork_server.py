@@ -29,16 +29,18 @@ import select
 import signal
 import socket
 import struct
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
+from itertools import chain
 
 SOCKET = "sparklog-python"
 """The name of the socket in the first directory of SPARK_LOCAL_DIRS. The script sparklog-python contains the name."""
 
 THREADS = "OMP_NUM_THREADS"
 SPARK_VARIABLES = (
-    *("SPARK_", "PYSPARK_", "PYTHON_WORKER_", "PYTHON_UNIX_DOMAIN_", "PYTHON_FAULTHANDLER_", "PYTHON_DAEMON_"),
+    *("SPARK_", "PYSPARK_", "PYTHON_WORKER_", "PYTHON_UNIX_DOMAIN_", "PYTHON_DAEMON_", "PYTHON_UDF_"),
+    *("PYTHON_FAULTHANDLER_", "PYTHON_TRACEBACK_"),
 )
 """Prefixes of the variables that Spark sets for a process and reads after its start, except MEMORY_LIMITS."""
 MEMORY_LIMITS = ("PYSPARK_EXECUTOR_MEMORY_MB", "PYSPARK_PLANNER_MEMORY_MB")
@@ -73,10 +75,14 @@ def interpreter_environment(environ: Mapping[str, str]) -> dict[str, str]:
     return {THREADS: "1"} | chosen
 
 
-def start_server(steps: Iterator[None]) -> ForkRequest | None:
+def start_server(steps: Iterator[None], later: Callable[[str], Iterator[None]]) -> ForkRequest | None:
     """Fork a server that imports a module with each of `steps`, unless the application has a server on this host.
 
     Return None in this process. Each process that the server forks returns from this function too, with its request.
+
+    Args:
+        steps: What the server imports.
+        later: Returns what the server also imports after a request. The argument is the last argument of the request.
     """
     directory = os.environ.get("SPARK_LOCAL_DIRS", "").partition(",")[0]
     if not directory or not hasattr(socket, "SO_PEERCRED"):
@@ -93,12 +99,14 @@ def start_server(steps: Iterator[None]) -> ForkRequest | None:
         listener.close()
         return None
     try:
-        return _serve(listener, path, steps)
+        return _serve(listener, path, steps, later)
     except BaseException:  # noqa: BLE001 - the server must not continue as a daemon
         os._exit(1)
 
 
-def _serve(listener: socket.socket, path: str, steps: Iterator[None]) -> ForkRequest:
+def _serve(
+    listener: socket.socket, path: str, steps: Iterator[None], later: Callable[[str], Iterator[None]]
+) -> ForkRequest:
     """Import the modules, and fork a process for each request, also between two imports."""
     os.setpgid(0, 0)
     os.dup2(2, 1)
@@ -114,31 +122,37 @@ def _serve(listener: socket.socket, path: str, steps: Iterator[None]) -> ForkReq
                 with suppress(OSError):
                     os.unlink(path)
                 os._exit(0)
-            request = _accept(listener, expected)
-            if request is not None:
+            request, is_server = _accept(listener, expected)
+            if request is None:
+                continue
+            if not is_server:
                 listener.close()
                 for number, handler in handlers.items():
                     signal.signal(number, handler)
                 return request
+            steps, is_complete = chain(steps, later(request.arguments[-1])), False
         is_complete = is_complete or next(steps, done) is done
 
 
-def _accept(listener: socket.socket, expected: Mapping[str, str]) -> ForkRequest | None:
-    """Answer one client. Return the request in the process that was forked for it, and None in the server."""
+def _accept(listener: socket.socket, expected: Mapping[str, str]) -> tuple[ForkRequest | None, bool]:
+    """Answer one client. Return the request, or None if it was refused, and whether this process is the server."""
     connection, _ = listener.accept()
+    request = None
     with suppress(OSError, ValueError):
         connection.settimeout(CLIENT_SECONDS)
-        request, files = _receive(connection)
-        if interpreter_environment(request.environ) == expected and len(files) == FILES and os.fork() == 0:
-            try:
-                _take_over(connection, request, files)
-            except BaseException:  # noqa: BLE001 - this process must not continue as a server
-                os._exit(1)
-            return request
+        received, files = _receive(connection)
+        if interpreter_environment(received.environ) == expected and len(files) == FILES:
+            if os.fork() == 0:
+                try:
+                    _take_over(connection, received, files)
+                except BaseException:  # noqa: BLE001 - this process must not continue as a server
+                    os._exit(1)
+                return received, False
+            request = received
         for file in files:
             os.close(file)
     connection.close()
-    return None
+    return request, True
 
 
 def _receive(connection: socket.socket) -> tuple[ForkRequest, list[int]]:

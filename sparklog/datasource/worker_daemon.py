@@ -8,7 +8,7 @@ first daemon for a data source also starts a server that forks the later ones (`
 
 * **Other code of the user** runs in the same workers. The daemon imports only packages that support a fork. numpy and
   pyarrow stop and restore their threads in a fork. The daemon must not import numpy.random, because all workers would
-  have the same state.
+  have the same state, unless each fork gets a new one.
 * **Files of the session** (`--py-files`) come first in the path of a worker, but do not replace packages that the
   daemon has imported.
 * **Output**: Spark reads the port of the daemon from the standard output of the daemon, so the output of imports is
@@ -48,6 +48,7 @@ _PLANNING = (
     "sparklog.datasource.hidden_offsets", "sparklog.log.state.range_slices", *_LOG,
 )  # fmt: skip
 TASKS = "pyspark.worker"
+WRITES = "pyspark.sql.worker.write_into_data_source"
 IMPORTS = {
     "pyspark.sql.worker.create_data_source": (_SOURCE,),
     "pyspark.sql.worker.plan_data_source_read": _PLANNING,
@@ -56,7 +57,7 @@ IMPORTS = {
         *_PLANNING, "sparklog.datasource.planned_ranges", "sparklog.datasource.rate_limits",
         "sparklog.datasource.stream_plan", "sparklog.datasource.stream_topics",
     ),
-    "pyspark.sql.worker.write_into_data_source": (*_WRITING, *_LOG),
+    WRITES: (*_WRITING, *_LOG),
     "pyspark.sql.worker.commit_data_source_write": _COMMIT,
     "pyspark.sql.worker.python_streaming_sink_runner": _COMMIT,
 }  # fmt: skip
@@ -74,7 +75,7 @@ def main() -> None:
         with _output_to_stderr():
             preload(sys.argv[1])
         # UDFs run in tasks without any planning, and do not need the other packages.
-        request = start_server(_import_steps(IMPORTS)) if sys.argv[1] != TASKS else None
+        request = start_server(_import_steps(IMPORTS), _import_later) if sys.argv[1] != TASKS else None
         if request is None and threads is None:
             del os.environ[THREADS]
     if request is not None:
@@ -114,6 +115,21 @@ def _import_steps(modules: Iterable[str]) -> Iterator[None]:
                 from sparklog.format.kernels.warm import load_cached_kernels
 
                 load_cached_kernels()
+
+
+def _import_later(module: str) -> Iterator[None]:
+    """Import pandas when a write is planned, if pandas is installed.
+
+    Spark returns the result of each write task with `pyarrow.array`, which imports pandas in each new worker. pandas
+    imports numpy.random, so each fork gets a state of its own.
+    """
+    if module == WRITES and "pandas" not in sys.modules:
+        with suppress(Exception):
+            import numpy.random
+
+            import_module("pandas")
+            os.register_at_fork(after_in_child=numpy.random.seed)
+    yield
 
 
 @contextmanager

@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 
 from sparklog.datasource.fork_server import MEMORY_LIMITS, SOCKET, interpreter_environment
+from sparklog.datasource.worker_daemon import WRITES
 from tests.datasource.spark_session import REPOSITORY
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the server needs SO_PEERCRED and F_SETSIG")
@@ -37,6 +38,7 @@ def facts():
         "threads": os.environ.get("OMP_NUM_THREADS"),
         "imported": "pyarrow.compute" in sys.modules,
         "workers": [name for name in sys.modules if name.startswith("pyspark.sql.") and name.count(".") == 3],
+        "random": float(sys.modules["numpy"].random.random()) if "pandas" in sys.modules else None,
         "garbage": [gc.isenabled(), gc.get_freeze_count() > 1000],
         "signals": [signal.getsignal(signal.SIGINT) is signal.default_int_handler, signal.getsignal(signal.SIGCHLD)],
     }
@@ -56,6 +58,7 @@ FAKE_PYSPARK = {
     "daemon": DAEMON,
     "sql.worker.create_data_source": "",
     "sql.worker.python_streaming_sink_runner": "",
+    "sql.worker.write_into_data_source": "",
     "sql.streaming.python_streaming_source_runner": SOURCE_RUNNER,
 }
 
@@ -150,7 +153,22 @@ def test_server_imports_the_packages_of_all_kinds(application: Application) -> N
     _, first = application.start("pyspark.daemon", FIRST)
     assert not first["imported"]
     wait_until(lambda: bool(application.start("pyspark.daemon", SECOND)[1]["imported"]))
-    assert application.start("pyspark.daemon", SECOND)[1]["workers"] == [SECOND]
+    _, second = application.start("pyspark.daemon", SECOND)
+    assert second["workers"] == [SECOND]
+    threads = Path(f"/proc/{second['parent']}/task").glob("*/comm")
+    names = [path.read_text().strip() for path in threads]
+    assert len(names) - names.count("jemalloc_bg_thd") == 1, f"only jemalloc restores its thread in a fork: {names}"
+
+
+def test_plan_of_a_write_imports_pandas_for_later_processes(application: Application) -> None:
+    pytest.importorskip("pandas")
+    application.start("pyspark.daemon", FIRST)
+    wait_until(lambda: bool(application.start("pyspark.daemon", SECOND)[1]["imported"]))
+    assert application.start("pyspark.daemon", SECOND)[1]["random"] is None
+    assert application.start("pyspark.daemon", WRITES)[1]["workers"] == [WRITES]
+    wait_until(lambda: application.start("pyspark.daemon", SECOND)[1]["random"] is not None)
+    randoms = {application.start("pyspark.daemon", SECOND)[1]["random"] for _ in range(3)}
+    assert len(randoms) == 3
 
 
 @pytest.mark.parametrize(
@@ -160,7 +178,7 @@ def test_server_imports_the_packages_of_all_kinds(application: Application) -> N
         ({"PYSPARK_PLANNER_MEMORY_MB": "512"}, False),
         ({"TZ": "Asia/Tokyo"}, False),
         ({"OMP_NUM_THREADS": "4"}, False),
-        ({"OMP_NUM_THREADS": "1"}, True),
+        ({"OMP_NUM_THREADS": "1", "PYTHON_UDF_BATCH_SIZE": "100"}, True),
         ({"SPARK_BUFFER_SIZE": "4096"}, True),
     ],
     ids=str,
@@ -212,6 +230,14 @@ def test_killed_server_is_not_missed(application: Application) -> None:
 def test_no_server_starts_if_memory_is_limited(application: Application, limit: str) -> None:
     application.start("pyspark.daemon", FIRST, **{limit: "512"})
     assert not application.socket.exists()
+
+
+def test_no_server_starts_if_the_path_of_its_socket_is_too_long(application: Application) -> None:
+    folder = application.local / ("x" * 100)
+    folder.mkdir()
+    application.environ["SPARK_LOCAL_DIRS"] = str(folder)
+    for worker in (FIRST, SECOND):
+        assert application.start("pyspark.daemon", worker)[1]["parent"] == os.getpid()
 
 
 def test_udfs_start_no_server(application: Application) -> None:

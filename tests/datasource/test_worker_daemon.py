@@ -325,7 +325,7 @@ spark.stop()
 
 
 FORKED = (
-    "commit_data_source_write create_data_source plan_data_source_read python_streaming_sink_runner "
+    "commit_data_source_write create_data_source plan_data_source_read python_streaming_sink_runner worker "
     "write_into_data_source"
 )
 
