@@ -1,11 +1,14 @@
 """Micro-batches, first micro-batches and cold starts of sparklog beside Spark's Kafka connector, in one run.
 
-    python -m benchmarks batches [cold] [rate] [topic] [--kinds sparklog,kafka] [--rounds 2] [--batches 12]
+    python -m benchmarks batches [cold] [archive] [rate] [topic] [--kinds sparklog,kafka] [--rounds 2] [--batches 10]
 
 `cold`: each session is a process of its own. It reads the first row of a topic, and then runs one micro-batch from the
-topic to another one. `rate` and `topic`: one session runs one query after the other, A B B A, because the JVM compiles
-less Java code in each query than in the one before. A micro-batch has 2,000 records, once a second: from Spark's rate
-source, or from a topic of 2,000 records per commit. The first 20 micro-batches of each query have rows of their own.
+topic to another one. `archive`: the same with an archive of Java classes (the JVM option SharedArchiveFile).
+
+`rate` and `topic`: one session runs one query after the other, A B B A, because the JVM compiles less Java code in each
+query than in the one before. It starts with 10 micro-batches into Spark's noop sink, which are not measured. A
+micro-batch has 2,000 records, once a second: from Spark's rate source, or from a topic with 2,000 records per commit.
+The first 20 micro-batches of each query have a row of their own.
 
 Prints Markdown tables: wall-clock time, and CPU time by process. `jit` are the threads of the JVM that compile Java
 code, `commands` are the processes that Hadoop starts for the files of a checkpoint. `bare` is another kind, a Python
@@ -45,6 +48,7 @@ from tests.kafka_tools import Missing
 PARTITIONS = 4
 ROWS = 2000
 FIRST = 20
+WARM_UP = 10
 PROCESSES = ("python", "jvm", "jit", "commands", "driver", "broker")
 LABELS = {"sparklog": "sparklog", "kafka": "Kafka's connector", "bare": "bare source"}
 TITLES = {"rate": "From the rate source to a topic", "topic": "From topic to topic"}
@@ -59,12 +63,13 @@ def main() -> None:
     arguments.add_argument("parts", nargs="*", default=["cold", "rate", "topic"])
     arguments.add_argument("--kinds", default="sparklog,kafka")
     arguments.add_argument("--rounds", type=int, default=2)
-    arguments.add_argument("--batches", type=int, default=12, help="micro-batches of a query after the first 20")
+    arguments.add_argument("--batches", type=int, default=10, help="micro-batches of a query after the first 20")
     arguments.add_argument("--session", help=argparse.SUPPRESS)
     arguments.add_argument("--folder", type=Path, help=argparse.SUPPRESS)
     arguments.add_argument("--broker", default="", help=argparse.SUPPRESS)
     arguments.add_argument("--broker-pid", type=int, default=0, help=argparse.SUPPRESS)
     arguments.add_argument("--begun", type=float, help=argparse.SUPPRESS)
+    arguments.add_argument("--java", default="", help=argparse.SUPPRESS)
     chosen = arguments.parse_args()
     if chosen.session == "batches":
         print(json.dumps(queries(chosen)))
@@ -90,13 +95,20 @@ def measure(chosen: argparse.Namespace) -> None:
                 print(f"no Kafka: {reason}")
         place = ["--folder", str(folder), "--broker", broker.address if broker else ""]
         place += ["--broker-pid", str(broker.pid if broker else 0)]
-        if "cold" in chosen.parts:
-            sessions: dict[str, list[list[Figures]]] = {kind: [] for kind in kinds}
-            for number in range(chosen.rounds):
-                for kind in kinds if number % 2 == 0 else kinds[::-1]:
-                    sessions[kind].append(session("--session", kind, *place))
+        variants = {LABELS[kind]: (kind, "") for kind in kinds if "cold" in chosen.parts}
+        if "archive" in chosen.parts:
+            for kind in kinds:
+                archive = folder / f"{kind}.jsa"
+                session("--session", kind, *place, f"--java=-XX:ArchiveClassesAtExit={archive}")
+                variants[f"{LABELS[kind]}, with an archive"] = (kind, f"-XX:SharedArchiveFile={archive}")
+        sessions: dict[str, list[list[Figures]]] = {label: [] for label in variants}
+        for number in range(chosen.rounds):
+            for label in list(variants)[:: -1 if number % 2 else 1]:
+                kind, java = variants[label]
+                sessions[label].append(session("--session", kind, *place, f"--java={java}"))
+        if sessions:
             show_starts(sessions)
-        parts = [part for part in chosen.parts if part != "cold"]
+        parts = [part for part in chosen.parts if part in TITLES]
         if parts:
             sizes = ["--kinds", ",".join(kinds), "--rounds", str(chosen.rounds), "--batches", str(chosen.batches)]
             for part, runs in zip(parts, session(*parts, "--session", "batches", *place, *sizes), strict=True):
@@ -108,7 +120,8 @@ def session(*arguments: str) -> Any:
     environ = {**os.environ, "PYSPARK_PYTHON": workers_python()}
     command = [sys.executable, __file__, *arguments, "--begun", str(time.time())]
     done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True, env=environ)
-    return json.loads(done.stdout.splitlines()[-1])
+    # The JVM also prints a message if it has archived its classes.
+    return json.loads(next(line for line in reversed(done.stdout.splitlines()) if line.startswith(("[{", "[["))))
 
 
 def fill(root: Path, records: int) -> None:
@@ -138,11 +151,15 @@ def filled_broker(folder: Path, stack: ExitStack, records: int) -> Broker:
     return broker
 
 
-def open_session(kinds: Iterable[str]) -> Any:
+def open_session(kinds: Iterable[str], java: str = "") -> Any:
+    """Start a session. `java`: an option of the JVM. An archive contains only classes of the driver's class path."""
     from spark_session import benchmark_session
 
-    jars = {"spark.jars": ",".join(map(str, connector_jars()))} if "kafka" in kinds else {}
-    spark = benchmark_session(**{"spark.driver.memory": "1g"}, **jars)
+    settings = {"spark.driver.memory": "1g"} | ({"spark.driver.extraJavaOptions": java} if java else {})
+    if "kafka" in kinds:
+        name, separator = ("spark.driver.extraClassPath", os.pathsep) if java else ("spark.jars", ",")
+        settings[name] = separator.join(map(str, connector_jars()))
+    spark = benchmark_session(**settings)
     if "bare" in kinds:
         from bare_source import BareSource
 
@@ -197,7 +214,7 @@ def starts(kind: str, chosen: argparse.Namespace) -> list[Figures]:
     """Return the figures until the first row of this session, and those of its first micro-batch."""
     folder = Path(tempfile.mkdtemp(dir=chosen.folder))
     meter = Meter(chosen.broker_pid)
-    spark = open_session([kind])
+    spark = open_session([kind], chosen.java)
     options = source_options(kind, "events", chosen.folder, chosen.broker)
     assert spark.read.format(kind).options(**options).load().select("value").first() is not None
     row = {"wall": [(time.time() - chosen.begun) * 1000], "cpu": meter.read(kind)}
@@ -232,6 +249,10 @@ def queries(chosen: argparse.Namespace) -> list[list[tuple[str, list[Figures]]]]
     kinds = chosen.kinds.split(",")
     spark, results = open_session(kinds), []
     meter = Meter(chosen.broker_pid)
+    # The first query of a session compiles the code of all queries.
+    warm_up = start(ticks(spark), "noop", chosen.folder, "", "1 second")
+    list(read_progress(warm_up, dict, (WARM_UP,)))
+    warm_up.stop()
     for part in chosen.parts:
         runs = []
         for kind in [kind for number in range(chosen.rounds) for kind in (kinds[::-1] if number % 2 else kinds)]:
@@ -276,7 +297,7 @@ def show_batches(part: str, runs: list[tuple[str, list[Figures]]]) -> None:
     for number, what in enumerate((f"first {FIRST} micro-batches of a query", "micro-batches after them")):
         by_kind: dict[str, list[Figures]] = {}
         for kind, figures in runs:
-            by_kind.setdefault(kind, []).append(figures[number])
+            by_kind.setdefault(LABELS[kind], []).append(figures[number])
         show(f"{TITLES[part]}, {what}", by_kind, "ms")
 
 
@@ -296,7 +317,7 @@ def show(title: str, by_kind: Mapping[str, list[Figures]], unit: str) -> None:
         total, jit = sum(each.values()), each["jit"]
         shares = ", ".join(f"{each[name]:.{digits}f}" for name in PROCESSES)
         wall = f"{statistics.median(walls):.{digits}f}, {late:.{digits}f}"
-        print(f"| {LABELS[kind]} | {wall} | {total:.{digits}f} | {shares} | {total - jit:.{digits}f} |", flush=True)
+        print(f"| {kind} | {wall} | {total:.{digits}f} | {shares} | {total - jit:.{digits}f} |", flush=True)
 
 
 if __name__ == "__main__":

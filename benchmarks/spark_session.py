@@ -7,6 +7,7 @@ import sys
 import time
 from collections import defaultdict
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -99,8 +100,9 @@ def compiler_cpu() -> float:
     for pid, process in tree().items():
         if process.kind == "jvm":
             for thread in Path(f"/proc/{pid}/task").iterdir():
-                if "CompilerThre" in (thread / "comm").read_text():
-                    seconds += own_cpu(f"{pid}/task/{thread.name}")
+                with suppress(OSError):  # Other threads end at any time.
+                    if "CompilerThre" in (thread / "comm").read_text():
+                        seconds += own_cpu(f"{pid}/task/{thread.name}")
     return seconds
 
 
