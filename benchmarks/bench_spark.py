@@ -273,9 +273,10 @@ def stream(spark: SparkSession, folder: Path, batches: int) -> None:
         )
 
 
-def ticks(spark: SparkSession) -> DataFrame:
+def ticks(spark: SparkSession, tasks: int = 2) -> DataFrame:
     """2,000 records a second of Spark's `rate` source."""
-    rate = spark.readStream.format("rate").option("rowsPerSecond", "2000").load()
+    options = {"rowsPerSecond": "2000", "numPartitions": str(tasks)}
+    rate = spark.readStream.format("rate").options(**options).load()
     return rate.select(
         f.encode(f.col("value").cast("string"), "UTF-8").alias("key"),
         f.encode(f.rpad(f.col("value").cast("string"), 100, "x"), "UTF-8").alias("value"),
