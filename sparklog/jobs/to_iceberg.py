@@ -72,6 +72,10 @@ class ToIceberg(TableJob):
             show_default="fail",
         ),
     ] = None
+    quarantine_resume_offsets: Annotated[
+        str | None,
+        Option(metavar="JSON", help="The same offsets for TABLE_quarantine.", show_default="fail"),
+    ] = None
     snapshot_age: Annotated[
         str,
         Option(metavar="AGE|never", help="Remove snapshots that are older than this age, such as 6h or 5d."),
@@ -87,6 +91,7 @@ class ToIceberg(TableJob):
     ] = None
     identifier: tuple[str, ...] = field(init=False)
     resume_at: dict[int, int] | None = field(init=False)
+    quarantine_resume_at: dict[int, int] | None = field(init=False)
     properties: dict[str, str] = field(init=False)
     snapshot_age_ms: int | None = field(init=False)
     unreferenced_age_ms: int | None = field(init=False)
@@ -95,11 +100,8 @@ class ToIceberg(TableJob):
         super().__post_init__()
         self.identifier = table_identifier(self.table)
         self.properties = dict(name_and_value(text, "--catalog-property") for text in self.catalog_property or ())
-        self.resume_at = None
-        if self.resume_offsets is not None:
-            self.resume_at = _offsets(self.resume_offsets)
-            if self.watermark != "root":
-                raise BadRequest("--resume-offsets requires --watermark root")
+        self.resume_at = self._resume_offsets(self.resume_offsets, "--resume-offsets")
+        self.quarantine_resume_at = self._resume_offsets(self.quarantine_resume_offsets, "--quarantine-resume-offsets")
         self.snapshot_age_ms = None
         if self.snapshot_age != "never":
             self.snapshot_age_ms = parse_age(self.snapshot_age, "--snapshot-age")
@@ -108,8 +110,16 @@ class ToIceberg(TableJob):
             self.unreferenced_age_ms = parse_age(self.delete_unreferenced, "--delete-unreferenced")
             check_unreferenced_age(self.unreferenced_age_ms)
 
+    def _resume_offsets(self, text: str | None, option: str) -> dict[int, int] | None:
+        if text is None:
+            return None
+        offsets = _offsets(text, option)
+        if self.watermark != "root":
+            raise BadRequest(f"{option} requires --watermark root")
+        return offsets
 
-def _offsets(text: str) -> dict[int, int]:
+
+def _offsets(text: str, option: str) -> dict[int, int]:
     """Parse the offset of each partition."""
     try:
         offsets = json.loads(text)
@@ -119,7 +129,7 @@ def _offsets(text: str) -> dict[int, int]:
         is_digits(partition) and type(offset) is int and 0 <= offset <= INT64_MAX
         for partition, offset in offsets.items()
     ):
-        raise BadRequest(f'--resume-offsets must be JSON such as {{"0":23}}, found {shortened(text)}')
+        raise BadRequest(f'{option} must be JSON such as {{"0":23}}, found {shortened(text)}')
     return {int(partition): offset for partition, offset in offsets.items()}
 
 
@@ -159,6 +169,6 @@ def main(words: Sequence[str]) -> int:
     view = options.open()
     with closing(open_catalog(options.catalog, options.properties)) as catalog:
         table, target, quarantine = iceberg_tables(
-            catalog, options.identifier, view, options.watermark, options.resume_at
+            catalog, options.identifier, view, options.watermark, options.resume_at, options.quarantine_resume_at
         )
         return options.run("to-iceberg", view, target, quarantine, IcebergUpkeep(options, table, view))

@@ -92,7 +92,15 @@ class TableKeywords(TypedDict, total=False):
     # fmt: on
 
 
-@checked(TableKeywords, root=ROOT, topic=NAME, table=NAME, watermark=_WATERMARK, resume_offsets=OFFSETS.or_none())
+@checked(
+    TableKeywords,
+    root=ROOT,
+    topic=NAME,
+    table=NAME,
+    watermark=_WATERMARK,
+    resume_offsets=OFFSETS.or_none(),
+    quarantine_resume_offsets=OFFSETS.or_none(),
+)
 def to_iceberg(
     root: RootLike,
     topic: str,
@@ -102,6 +110,7 @@ def to_iceberg(
     spark: Any = None,
     watermark: WatermarkLocation = "table",
     resume_offsets: Mapping[int, int] | None = None,
+    quarantine_resume_offsets: Mapping[int, int] | None = None,
     **options: Unpack[TableKeywords],
 ) -> CopyReport:
     """Copy the current records of a topic to an Iceberg table, exactly once.
@@ -118,6 +127,7 @@ def to_iceberg(
             that do not store these properties.
         resume_offsets: The offsets at which to continue if `watermark` is `root` and it is unknown whether the table
             contains the last commit.
+        quarantine_resume_offsets: The same for the table of bad records.
 
     Returns:
         A report with the numbers of copied records, rows, bad records and commits, and the next offsets.
@@ -135,7 +145,9 @@ def to_iceberg(
     """
     identifier, view = table_identifier(table), _view(root)
     with _opened(catalog) as opened:
-        _, target, quarantine = iceberg_tables(opened, identifier, view, watermark, resume_offsets)
+        _, target, quarantine = iceberg_tables(
+            opened, identifier, view, watermark, resume_offsets, quarantine_resume_offsets
+        )
         return copy_topic("to-iceberg", view, topic, target, quarantine, options, spark)
 
 
@@ -152,6 +164,7 @@ def iceberg_tables(
     view: LogView,
     watermark: WatermarkLocation,
     resume_offsets: Mapping[int, int] | None,
+    quarantine_resume_offsets: Mapping[int, int] | None,
 ) -> tuple[IcebergTable, TargetTable, TargetTable]:
     """Return an Iceberg table, and the targets of its rows and of bad records.
 
@@ -173,7 +186,7 @@ def iceberg_tables(
     return (
         table,
         RootWatermarkTable(table, view.root, resume_offsets),
-        RootWatermarkTable(quarantine, view.root, resume_offsets),
+        RootWatermarkTable(quarantine, view.root, quarantine_resume_offsets, "quarantine_resume_offsets"),
     )
 
 

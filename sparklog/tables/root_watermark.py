@@ -99,12 +99,20 @@ class RootWatermarkTable:
         table: The table.
         root: The root of the topic.
         resume_offsets: The offsets at which to continue if it is unknown whether the table contains a commit.
+        resume_option: The name of the option with these offsets.
     """
 
-    def __init__(self, table: HistoryTable, root: Root, resume_offsets: Mapping[int, int] | None = None) -> None:
+    def __init__(
+        self,
+        table: HistoryTable,
+        root: Root,
+        resume_offsets: Mapping[int, int] | None = None,
+        resume_option: str = "resume_offsets",
+    ) -> None:
         self._table = table
         self._root = root
         self._resume_offsets = resume_offsets or {}
+        self._resume_option = resume_option
 
     @property
     def name(self) -> str:
@@ -228,8 +236,8 @@ class RootWatermarkTable:
             for partition, offset in watermark.next_offsets.items():
                 if offsets.get(partition, offset) < offset:
                     raise BadRequest(
-                        f"{option_name('resume_offsets')} of partition {partition} must be at least {offset}, because "
-                        f"table {self.name} contains the records before it, found {offsets[partition]}"
+                        f"{option_name(self._resume_option)} of partition {partition} must be at least {offset}, "
+                        f"because table {self.name} contains the records before it, found {offsets[partition]}"
                     )
             # The quarantine table finds in the id of the commit which options determined its records.
             is_committed = any(offsets.get(number, start) > start for number, start in watermark.next_offsets.items())
@@ -244,7 +252,7 @@ class RootWatermarkTable:
         raise BadRequest(
             f"a run was killed while it committed to table {self.name}, and the snapshots since then have expired: it "
             f"is unknown whether the table contains the offsets {', '.join(ranges)}. Run the copy once with "
-            f"{option_name('resume_offsets')}, with max({names[0]}) + 1 of the rows of each {names[1]}"
+            f"{option_name(self._resume_option)}, with max({names[0]}) + 1 of the rows of each {names[1]}"
         )
 
 

@@ -22,6 +22,7 @@ from sparklog.log.journal.entry_log import EntryLog
 from sparklog.log.state.table_watermarks import TABLE_WATERMARKS, TableWatermark
 from sparklog.log.topic.root import Root, RootView
 from sparklog.tables.copy import TableCopy, TableCopyOptions
+from sparklog.tables.functions import iceberg_tables
 from sparklog.tables.root_watermark import RootWatermarkTable, _complete
 from sparklog.tables.rows import RowOptions
 from sparklog.tables.target import NewFile, TableState
@@ -193,8 +194,13 @@ def test_killed_after_the_commit_and_the_history_has_expired() -> None:
     assert copies.copy(resume_offsets={0: 6}).copy_existing().records == 0
 
 
+def unresolved(catalog: MemoryCatalog, root: Root, resume_offsets: Mapping[int, int] | None) -> RootWatermarkTable:
+    table = MemoryTable(catalog, "q", has_properties=False)
+    return RootWatermarkTable(table, root, resume_offsets, "quarantine_resume_offsets")
+
+
 def test_killed_between_the_commits_to_the_quarantine_and_the_table() -> None:
-    """A run with resume_offsets quarantines a bad record again only if its commit to the quarantine had failed."""
+    """A run with offsets for the quarantine quarantines a bad record again only if its commit to the quarantine had failed."""
     for is_after in (False, True):
         copies = Copies(TableCopyOptions(RowOptions("json", schema="id BIGINT"), bad_records="quarantine"))
         quarantine = MemoryCatalog(table_id="quarantine")
@@ -206,10 +212,12 @@ def test_killed_between_the_commits_to_the_quarantine_and_the_table() -> None:
         quarantine.commit(quarantine.versions[-1])
         quarantine.commit(quarantine.versions[-1])
         del quarantine.versions[:-1]
-        table = MemoryTable(quarantine, "q", has_properties=False)
-        with pytest.raises(BadRequest, match=r"0 to 0 of t-0\. .* max\(offset\) \+ 1 of the rows of each partition$"):
-            copies.copy_with_quarantine(RootWatermarkTable(table, copies.root))
-        copies.copy_with_quarantine(RootWatermarkTable(table, copies.root, {0: int(is_after)}))
+        text = (
+            r"0 to 0 of t-0\. .* with quarantine_resume_offsets, with max\(offset\) \+ 1 of the rows of each partition$"
+        )
+        with pytest.raises(BadRequest, match=text):
+            copies.copy_with_quarantine(unresolved(quarantine, copies.root, None))
+        copies.copy_with_quarantine(unresolved(quarantine, copies.root, {0: int(is_after)}))
         assert quarantine.rows()["value"].to_pylist() == [b"bad"]
 
 
@@ -371,6 +379,12 @@ def test_python_call(root: Root, server: RestServer) -> None:
             )
             assert report.records == records
             expire(server)
+        _, *targets = iceberg_tables(catalog, ("shop", "orders"), RootView(root), "root", {0: 1}, {0: 2})
+        for target, option, offsets in zip(
+            targets, ("resume_offsets", "quarantine_resume_offsets"), ({0: 1}, {0: 2}), strict=True
+        ):
+            assert isinstance(target, RootWatermarkTable)
+            assert (target._resume_option, target._resume_offsets) == (option, offsets)
     with pytest.raises(BadRequest, match="resume_offsets must be a mapping of partitions to offsets"):
         sparklog.to_iceberg(root, "orders", "shop.orders", watermark="root", resume_offsets="x")  # type: ignore[arg-type]
 

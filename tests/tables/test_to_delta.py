@@ -20,11 +20,16 @@ import sparklog
 from sparklog.jobs import to_delta_without_spark as to_delta
 from sparklog.jobs.common import DONE, FAILED
 from sparklog.log.topic.root import Root
+from sparklog.tables.delta import DeltaLakeTable
 from sparklog.tables.functions import delta_tables
 from tests.support.moto_server import KEY_ID, SECRET
 from tests.tables.test_to_iceberg import USAGE, append, sparklog_without
 
 JSON = ("--payload", "json", "--schema", "name STRING", "--key-columns", "id")
+
+
+class KilledError(BaseException):
+    """The process is killed, so no code of the job handles this."""
 
 
 SERVER = """
@@ -123,6 +128,28 @@ def test_bad_records_of_a_topic_that_was_created_again(root: Root, tmp_path: Pat
         root.create_topic("orders", partitions=partitions)
     assert [row["name"] for row in rows(tmp_path / "table")] == ["anna"] * 2
     assert sorted(row["value"] for row in rows(tmp_path / "table_quarantine")) == [b"broken 0", b"broken 1"]
+
+
+def test_run_that_is_killed_after_it_created_the_table_is_continued(
+    root: Root, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    create = DeltaLakeTable.create
+
+    def create_and_die(*arguments: Any) -> None:
+        create(*arguments)
+        raise KilledError
+
+    append(root, {"0": "x"})
+    # A run that is killed earlier leaves an empty directory.
+    (tmp_path / "table" / "_delta_log").mkdir(parents=True)
+    with monkeypatch.context() as patch, pytest.raises(KilledError):
+        patch.setattr(DeltaLakeTable, "create", create_and_die)
+        to_delta.main(words(tmp_path, "--starting-offsets", "latest"))
+    assert rows(tmp_path / "table") == []
+    append(root, {"1": "y"})
+    # The table contains the starting offsets.
+    assert to_delta.main(words(tmp_path)) == DONE
+    assert [row["value"] for row in rows(tmp_path / "table")] == [b"y"]
 
 
 @pytest.mark.parametrize("options", [(), ("--mode", "upsert", *JSON, "--partition-by", "none")])

@@ -340,6 +340,7 @@ def test_records_are_copied_once_if_responses_are_lost(root: Root, tmp_path: Pat
         (("--starting-offsets", '{"payments":{"0":1}}'), "with the topic of --topic, found"),
         (("--resume-offsets", '{"0":-1}'), '--resume-offsets must be JSON such as {"0":23}, found'),
         (("--resume-offsets", '{"0":5}'), "--resume-offsets requires --watermark root"),
+        (("--quarantine-resume-offsets", '{"0":5}'), "--quarantine-resume-offsets requires --watermark root"),
         (("--snapshot-age", "5"), "expected a period such as 90s, 45m, 3h or 2d, found '5'"),
         (("--delete-unreferenced", "1h"), "at least 24 hours old"),
         (("--payload", "json"), "--payload json requires --schema"),
