@@ -200,7 +200,7 @@ def unresolved(catalog: MemoryCatalog, root: Root, resume_offsets: Mapping[int, 
 
 
 def test_killed_between_the_commits_to_the_quarantine_and_the_table() -> None:
-    """A run with offsets for the quarantine quarantines a bad record again only if its commit to the quarantine had failed."""
+    """A run with offsets for the quarantine adds a bad record only if the commit to the quarantine had failed."""
     for is_after in (False, True):
         copies = Copies(TableCopyOptions(RowOptions("json", schema="id BIGINT"), bad_records="quarantine"))
         quarantine = MemoryCatalog(table_id="quarantine")
