@@ -86,6 +86,14 @@ class RowsJob:
     schema_registry: RegistryOption = None
     registry_config: RegistryConfigOption = None
     registry_cache: RegistryCacheOption = None
+    value_subject: Annotated[
+        str | None,
+        Option(
+            metavar="NAME",
+            help="Subject of the schema registry whose latest version is the schema of the values.",
+            show_default="<topic>-value",
+        ),
+    ] = None
     key_column_list: Annotated[
         str | None,
         Option(
@@ -121,7 +129,7 @@ class RowsJob:
         return RowOptions(self.payload, upsert, schema, keys, self.headers, metadata, message=self.message)
 
     def _schema(self) -> Any:
-        """Return the schema of the values, or the subject of the topic if there is a schema registry."""
+        """Return the schema of the values, or their subject if there is a schema registry."""
         registry = open_registry(self.schema_registry, self.registry_config, self.registry_cache)
         if registry is not None:
             if self.payload not in SCHEMA_FORMATS:
@@ -129,7 +137,9 @@ class RowsJob:
                 raise BadRequest(f"a schema registry requires --payload with one of {names}")
             if self.schema is not None:
                 raise BadRequest("omit --schema, because the schema registry contains the schemas")
-            return registry.subject(f"{self.topic}-value")
+            return registry.subject(self.value_subject or f"{self.topic}-value")
+        if self.value_subject is not None:
+            raise BadRequest("--value-subject requires --schema-registry or --registry-cache")
         if self.payload in SCHEMA_OF and self.schema is None:
             raise BadRequest(f"--payload {self.payload} requires --schema: {SCHEMA_OF[self.payload]}")
         return _read_schema(self.schema) if self.payload in SCHEMA_FORMATS and self.schema else self.schema

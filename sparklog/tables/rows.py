@@ -57,6 +57,9 @@ BAD_RECORD_SCHEMA = pa.schema(
 """The columns of a quarantine table."""
 TOMBSTONE = "the record has no value; tombstones require the mode upsert"
 NO_KEY = "the record has no key"
+PREFIXED_KEY = "the key has the prefix of a schema registry, but it must be text"
+PREFIX_BYTES = 5
+"""The size of the prefix of a schema registry, which begins with a zero byte."""
 UNTYPED = ("raw", "string")
 MAX_MS = (2**63 - 1) // 1000
 
@@ -304,7 +307,9 @@ def key_columns(key: pa.Array, types: Mapping[str, pa.DataType]) -> tuple[dict[s
         if pa.types.is_binary(kind):
             return {name: key}, {}
         values, invalid = valid_step(lambda part: part.cast(pa.string()).cast(kind), key, "a key")
-        return {name: values}, dict.fromkeys(invalid, f"the key does not match {name} {type_name(kind)}")
+        reasons = dict.fromkeys(invalid, f"the key does not match {name} {type_name(kind)}")
+        has_prefix = pc.and_(pc.starts_with(key, pattern="\0"), pc.greater_equal(pc.binary_length(key), PREFIX_BYTES))
+        return {name: values}, reasons | dict.fromkeys(pc.indices_nonzero(has_prefix).to_pylist(), PREFIXED_KEY)
     parsed = JsonColumns(pa.schema(list(types.items())))
     structs, invalid = parsed.decode_valid(key)
     columns = dict(zip(types, structs.flatten(), strict=True))

@@ -147,6 +147,14 @@ def test_invalid_options(options: dict[str, Any], message: str) -> None:
         row_decoder(RowOptions(**options), "t")
 
 
+@pytest.mark.parametrize("kind", ["STRING", "BIGINT"])
+def test_keys_of_a_schema_registry_are_bad_records(kind: str) -> None:
+    decoder = row_decoder(RowOptions("json", True, f"id {kind}, name STRING", ("id",)), "t")
+    decoded = decoder.decode(records([b"\0\0\0\0\7\2a", b"1", b"\0\0\0\0\7"], [b"{}"] * 3))
+    reason = "the key has the prefix of a schema registry, but it must be text"
+    assert decoded.reasons == {0: reason, 2: reason}
+
+
 def test_options_are_named_as_the_user_writes_them() -> None:
     assert (option_name("key_columns"), option_value("mode", "upsert")) == ("key_columns", "mode='upsert'")
     with advice_for_shell():

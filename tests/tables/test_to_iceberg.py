@@ -146,6 +146,15 @@ def test_values_of_a_schema_registry(
     assert found == [(1, None), (2, "x")]
 
 
+def test_subject_of_another_naming_strategy(root: Root, catalog: SqlCatalog, tmp_path: Path) -> None:
+    with schema_registry.running() as server:
+        number = server.register("shop.Order", '{"type": "object", "properties": {"id": {"type": "integer"}}}', "JSON")
+        root.topic("orders").append(pa.table({"value": [b"\0" + number.to_bytes(4, "big") + b'{"id": 1}']}))
+        options = ("--payload", "json-schema", "--schema-registry", server.url, "--value-subject", "shop.Order")
+        assert to_iceberg.main(words(tmp_path, *options)) == DONE
+    assert [row["id"] for row in rows(catalog)] == [1]
+
+
 def test_report_contains_the_columns_and_files_of_a_run(
     root: Root, catalog: SqlCatalog, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -340,6 +349,7 @@ def test_records_are_copied_once_if_responses_are_lost(root: Root, tmp_path: Pat
         (("--starting-offsets", '{"payments":{"0":1}}'), "with the topic of --topic, found"),
         (("--resume-offsets", '{"0":-1}'), '--resume-offsets must be JSON such as {"0":23}, found'),
         (("--resume-offsets", '{"0":5}'), "--resume-offsets requires --watermark root"),
+        (("--value-subject", "shop.Order"), "--value-subject requires --schema-registry or --registry-cache"),
         (("--quarantine-resume-offsets", '{"0":5}'), "--quarantine-resume-offsets requires --watermark root"),
         (("--snapshot-age", "5"), "expected a period such as 90s, 45m, 3h or 2d, found '5'"),
         (("--delete-unreferenced", "1h"), "at least 24 hours old"),
