@@ -28,10 +28,12 @@ topic with 16 partitions, one to a Delta Lake table and one to an Iceberg table.
   sparklog retains replaced files for a day and commits for a week, as by default, so its number of files and its
   metadata grow during the first week.
 * **Settings**: the Delta table has a checkpoint every 100 commits, no column statistics, and one task that reads its
-  log. The Iceberg table keeps ten compressed metadata files and no column metrics. All three queries use Spark's
-  `FileSystemBasedCheckpointFileManager` and a heap of 2 GiB.
+  log, without adaptive query execution. The Iceberg table keeps ten compressed metadata files and no column metrics,
+  and retries commits up to 50 times. VACUUM uses two tasks. All three queries use Spark's
+  `FileSystemBasedCheckpointFileManager`, the fair scheduler, and a heap of 2 GiB.
 * **CPU time** is the sum over the driver, the JVM, Spark's Python workers and ended commands, including the
   maintenance, divided by the number of micro-batches.
+* **Memory** is the sum over the same processes. Pages that several processes share are counted once.
 * **Metadata** is everything but Parquet files, data files of sparklog, and the records in its commits. Checksum files
   that Hadoop writes on local disks are not counted.
 * **Durability**: sparklog syncs its writes to the disk (fsync). Delta Lake and Iceberg write only to the page cache.
@@ -39,8 +41,10 @@ topic with 16 partitions, one to a Delta Lake table and one to an Iceberg table.
 OPERATIONS = """## File system operations
 
 The following table shows the operations on the files of the table per micro-batch, without those on the checkpoint of
-the query. strace counted them for 20 seconds after the warm-up and after the last window, while no maintenance ran. An
-object store would receive a similar number of requests. Reads include attempts to open files that do not exist.
+the query. strace counted them for 20 seconds after the warm-up and after the last window, while no maintenance ran.
+Reads include attempts to open files that do not exist. Most stat calls are not requests of an object store, because
+Hadoop makes one or several for each file of a listing on a local disk. [Many partitions and topics, and long
+runs](many.md#over-time) contains the requests of sparklog to a simulated object store.
 
 | format | sample | micro-batches | files created | reads | listings | stat calls | deletes |
 |---|---|---:|---:|---:|---:|---:|---:|
@@ -57,13 +61,13 @@ def cpu_ms(made: Figures) -> float:
 
 
 def memory_mib(made: Figures) -> float:
-    return float(sum(made["resident_mib"].values()))
+    return float(sum(made["memory_mib"].values()))
 
 
 MEASURES: dict[str, tuple[str, Callable[[Figures], float]]] = {
     "p95 of a micro-batch": ("ms", lambda made: made["p95_ms"]),
     "CPU time per micro-batch": ("ms", cpu_ms),
-    "resident memory": ("MiB", memory_mib),
+    "memory": ("MiB", memory_mib),
     "files": ("", lambda made: made["files"]),
     "metadata": ("MB", lambda made: made["metadata_bytes"] / 1e6),
 }
@@ -143,7 +147,7 @@ def windows(results: Figures) -> list[str]:
             if "p95_ms" not in made:
                 continue
             times = f"{made['p50_ms']:,}, {made['p95_ms']:,}, {made['max_ms']:,}"
-            processes = f"{_parts(made['cpu_s'], 1000 / made['batches'])} | {_parts(made['resident_mib'], 1)}"
+            processes = f"{_parts(made['cpu_s'], 1000 / made['batches'])} | {_parts(made['memory_mib'], 1)}"
             stored = f"metadata {made['metadata_bytes'] / 1e6:,.2f}, data {made['data_bytes'] / 1e6:,.1f}"
             seconds = sum(run["seconds"] for run in made["maintenance"])
             text.append(

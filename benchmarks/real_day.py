@@ -16,7 +16,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -186,7 +186,7 @@ def window(queries: Mapping[str, Query], seconds: float) -> dict[str, Any]:
         name: {
             **batches(query.of("batch", since[name])),
             "cpu_s": spent_by_process(before[name], after[name]),
-            "resident_mib": resident(after[name].values()),
+            "memory_mib": memory(after[name]),
             **sizes(query.folder),
             "maintenance": query.of("maintenance", since[name]),
         }
@@ -213,12 +213,16 @@ def batches(events: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     }
 
 
-def resident(processes: Iterable[Process]) -> dict[str, int]:
-    """Return the resident MiB by kind of process."""
-    total: defaultdict[str, float] = defaultdict(float)
-    for process in processes:
-        total[process.kind] += process.resident_mib
-    return {kind: round(mib) for kind, mib in total.items()}
+def memory(processes: Mapping[int, Process]) -> dict[str, int]:
+    """Return the MiB by kind of process. Pages that forked processes share are counted once."""
+    total = Counter[str]()
+    for pid, process in processes.items():
+        try:
+            rollup = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
+        except OSError:
+            continue
+        total[process.kind] += sum(int(line.split()[1]) for line in rollup if line.startswith("Pss:"))
+    return {kind: round(kib / 1024) for kind, kib in total.items()}
 
 
 def sizes(folder: Path) -> dict[str, int]:
@@ -310,7 +314,7 @@ def lines(figures: Mapping[str, Any], number: int) -> list[str]:
         times = f"p50 {made.get('p50_ms', 0):5}, p95 {made.get('p95_ms', 0):5} ms"
         text.append(
             f"  {name:<9} {made['batches']:4} batches  {times}  "
-            f"CPU {cpu * 1000:5.0f} ms  {sum(made['resident_mib'].values()):6,} MiB  {made.get('files', 0):6,} files  "
+            f"CPU {cpu * 1000:5.0f} ms  {sum(made['memory_mib'].values()):6,} MiB  {made.get('files', 0):6,} files  "
             f"metadata {made.get('metadata_bytes', 0) / 1e6:7.2f} of data {made.get('data_bytes', 0) / 1e6:8.2f} MB"
         )
         text += [f"    maintenance failed: {error}" for error in errors]

@@ -33,7 +33,7 @@ def window(p95_ms: int, error: str = "") -> dict[str, Any]:
         "p95_ms": p95_ms,
         "max_ms": 300,
         "cpu_s": {"jvm": 2.0, "python": 1.0},
-        "resident_mib": {"jvm": 600, "python": 100},
+        "memory_mib": {"jvm": 600, "python": 100},
         "files": 20,
         "metadata_bytes": 2_000_000,
         "data_bytes": 40_000_000,
