@@ -66,6 +66,10 @@ order.
 """
 
 
+_forked: set[str] = set()
+"""The kinds of processes that the server has forked."""
+
+
 def main() -> None:
     """Run the daemon. The first argument is the module of the workers, as for `pyspark.daemon`."""
     request = None
@@ -118,12 +122,13 @@ def _import_steps(modules: Iterable[str]) -> Iterator[None]:
 
 
 def _import_later(module: str) -> Iterator[None]:
-    """Import pandas when a write is planned, if pandas is installed.
+    """Import pandas when a write is planned before the daemon of tasks has started, if pandas is installed.
 
     Spark returns the result of each write task with `pyarrow.array`, which imports pandas in each new worker. pandas
     imports numpy.random, so each fork gets a state of its own.
     """
-    if module == WRITES and "pandas" not in sys.modules:
+    _forked.add(module)
+    if module == WRITES and TASKS not in _forked and "pandas" not in sys.modules:
         with suppress(Exception):
             import numpy.random
 

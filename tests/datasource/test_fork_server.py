@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from sparklog.datasource.fork_server import MEMORY_LIMITS, SOCKET, interpreter_environment
-from sparklog.datasource.worker_daemon import WRITES
+from sparklog.datasource.worker_daemon import TASKS, WRITES
 from tests.datasource.spark_session import REPOSITORY
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the server needs SO_PEERCRED and F_SETSIG")
@@ -169,6 +169,13 @@ def test_plan_of_a_write_imports_pandas_for_later_processes(application: Applica
     wait_until(lambda: application.start("pyspark.daemon", SECOND)[1]["random"] is not None)
     randoms = {application.start("pyspark.daemon", SECOND)[1]["random"] for _ in range(3)}
     assert len(randoms) == 3
+
+
+def test_pandas_is_not_imported_after_the_daemon_of_tasks_has_started(application: Application) -> None:
+    application.start("pyspark.daemon", FIRST)
+    wait_until(lambda: bool(application.start("pyspark.daemon", SECOND)[1]["imported"]))
+    for worker in (TASKS, WRITES, SECOND, SECOND):
+        assert application.start("pyspark.daemon", worker)[1]["random"] is None
 
 
 @pytest.mark.parametrize(
