@@ -8,6 +8,7 @@ from itertools import pairwise
 import pytest
 
 from sparklog.datasource.read_task import (
+    MAX_PACK_RECORDS,
     PACK_BYTES,
     PACK_RECORDS,
     SPLIT_BYTES,
@@ -61,6 +62,16 @@ def test_a_big_partition_is_split() -> None:
 
 def test_well_compressed_partitions_are_not_one_task() -> None:
     assert len(plan([PACK_RECORDS // 2] * 8, [10] * 8)) == 4
+
+
+@pytest.mark.parametrize(
+    ("records", "partitions", "tasks"),
+    [(300_000, 16, 4), (600_000, 16, 8), (1_000_000, 16, 8), (2_000_000, 16, 8), (6_000_000, 60, 20)],
+)
+def test_large_reads_have_larger_tasks_but_stay_parallel(records: int, partitions: int, tasks: int) -> None:
+    planned = plan([records // partitions] * partitions, [100] * partitions)
+    assert len(planned) == tasks
+    assert all(sum(item.records for item in task) <= MAX_PACK_RECORDS for task in planned)
 
 
 VECTORS: list[tuple[list[int], int, int | None, list[int]]] = [
