@@ -10,6 +10,8 @@ from typing import Any
 DOCS = Path(__file__).resolve().parents[1] / "docs"
 COLOURS = {"sparklog": "#c2410c", "delta": "#0369a1", "iceberg": "#4d7c0f"}
 TITLES = {"sparklog": "sparklog", "delta": "Delta Lake", "iceberg": "Iceberg"}
+BUSY = 8
+"""The three queries alone cause a lower load."""
 FLAT = 1.1
 """Largest ratio of the last window to the first window that counts as flat."""
 Figures = Mapping[str, Any]
@@ -28,7 +30,7 @@ topic with 16 partitions, one to a Delta Lake table and one to an Iceberg table.
   sparklog retains replaced files for a day and commits for a week, as by default, so its number of files and its
   metadata grow during the first week.
 * **Settings**: the Delta table has a checkpoint every 100 commits, no column statistics, and one task that reads its
-  log, without adaptive query execution. The Iceberg table keeps ten compressed metadata files and no column metrics,
+  log, without adaptive query execution. The Iceberg table keeps 200 compressed metadata files and no column metrics,
   and retries commits up to 50 times. VACUUM uses two tasks. All three queries use Spark's
   `FileSystemBasedCheckpointFileManager`, the fair scheduler, and a heap of 2 GiB.
 * **CPU time** is the sum over the driver, the JVM, Spark's Python workers and ended commands, including the
@@ -88,12 +90,14 @@ def page(results: Figures) -> str:
 def about(results: Figures) -> list[str]:
     minutes, count = results["window_minutes"], len(results["windows"])
     formats = ", ".join(f"{made['format']} with Spark {made['spark']}" for made in results["formats"].values())
-    loads = [window["load"] for window in results["windows"]]
+    loads = [window["load"] for window in results["windows"]] or [0.0]
+    note = "The host was busy with other work, so do not use the durations of this run."
     return [
         *ABOUT.splitlines(),
         "",
         f"* **Host**: {results['machine']}",
         f"* **Load** of the host: {results['load']:.1f} before, {min(loads):.1f} to {max(loads):.1f} during the run",
+        *([f"* **Note**: {note}"] if max(loads) > BUSY else []),
         f"* **Date**: {results['date']}, {count} windows of {minutes:g} minutes",
         f"* **Command**: `{results['command']}`",
         f"* **Versions**: {formats}",

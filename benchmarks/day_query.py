@@ -39,7 +39,8 @@ DELTA_PROPERTIES = {
 }
 ICEBERG_PROPERTIES = {
     "write.metadata.delete-after-commit.enabled": "true",
-    "write.metadata.previous-versions-max": "10",
+    # The rewrite of data files fails if more versions are committed before it ends.
+    "write.metadata.previous-versions-max": "200",
     "write.metadata.compression-codec": "gzip",
     "write.metadata.metrics.default": "none",
     "commit.manifest-merge.enabled": "true",

@@ -100,7 +100,8 @@ def run(hours: float, window_minutes: float, formats: Sequence[str], results_fil
     queries: dict[str, Query] = {}
     with tempfile.TemporaryDirectory(prefix="sparklog-day-", ignore_cleanup_errors=True) as folder:
         results = surroundings("day")
-        results |= {"hours": hours, "window_minutes": window_minutes, "windows": [], "missing": [], "operations": []}
+        results["command"] = f"python -m benchmarks day --real --hours {hours:g} --window-minutes {window_minutes:g}"
+        results |= {"window_minutes": window_minutes, "windows": [], "missing": [], "operations": []}
         try:
             for name in formats:
                 queries[name] = start(name, Path(folder) / name)

@@ -72,6 +72,12 @@ def test_page_compares_the_last_window_with_the_first(monkeypatch: pytest.Monkey
     assert "| Delta Lake | first | 4 | 2.5 | 8.0 | 3.0 | 7.0 | 0.0 |" in text
 
 
+def test_busy_host_is_mentioned(monkeypatch: pytest.MonkeyPatch) -> None:
+    page, note = load("day_page", monkeypatch), "* **Note**: The host was busy"
+    assert note not in page.page(results(window(100), window(400)))
+    assert note in page.page(results(window(100), window(400) | {"load": 20.0}))
+
+
 def test_picture_has_a_curve_for_each_measure(monkeypatch: pytest.MonkeyPatch) -> None:
     page = load("day_page", monkeypatch)
     picture = ElementTree.fromstring(page.plot(results(window(100), window(400))))
