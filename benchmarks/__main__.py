@@ -15,7 +15,10 @@ PROGRAMS = (
     *("codec", "log", "table", "maintenance", "producer", "members", "many", "spark", "batches"),
     *("latency", "serve"),
 )
-BY_NAME = (*PROGRAMS, "commands", "copies", "delta", "memory", "peers", "day", "year", "hundred_million", "ratios")
+BY_NAME = (
+    *PROGRAMS,
+    *("commands", "copies", "delta", "memory", "peers", "day", "year", "hundred_million", "ratios", "sizes"),
+)
 REPOSITORY = Path(__file__).resolve().parents[1]
 
 
