@@ -1,6 +1,7 @@
 """Execute SQL with Spark or DuckDB in another interpreter, which does not have sparklog.
 
 Standard input is JSON with the settings and the statements. Standard output is JSON with the rows of each statement.
+With the setting `may_fail`, a statement that fails has the row `error` and its message.
 """
 
 from __future__ import annotations
@@ -29,7 +30,14 @@ def with_spark(settings: dict[str, Any]) -> list[list[list[Any]]]:
         builder = builder.config(name, value)
     spark = builder.getOrCreate()
     spark.sparkContext.setLogLevel("ERROR")
-    found = [[list(row) for row in spark.sql(statement).collect()] for statement in settings["statements"]]
+    found: list[list[list[Any]]] = []
+    for statement in settings["statements"]:
+        try:
+            found.append([list(row) for row in spark.sql(statement).collect()])
+        except Exception as error:
+            if not settings.get("may_fail"):
+                raise
+            found.append([["error", str(error)]])
     spark.stop()
     return found
 

@@ -19,6 +19,7 @@ import sparklog
 from sparklog.jobs import to_iceberg
 from sparklog.jobs.common import DONE
 from sparklog.log.topic.root import Root
+from sparklog.tables.iceberg_schema import RESERVED_NAMES
 from tests.support.rest_catalog import RestServer
 from tests.support.servers.programs import DUCKDB_ICEBERG, ICEBERG_RUNTIME, PYSPARK_4_0, Missing, Program, find_or_fetch
 from tests.tables.iceberg_catalogs import open_catalog
@@ -125,6 +126,25 @@ def test_duckdb_reads_the_same_rows(tables: Tables) -> None:
     tables.copy()
     check(tables.rows(), range(30))
     assert tables.with_duckdb() == tables.rows()
+
+
+def test_spark_cannot_read_columns_with_reserved_names(tables: Tables) -> None:
+    """Copies reject these columns. Spark reads columns with other names of the specification."""
+    reserved = [pa.field(name, pa.string()) for name in RESERVED_NAMES]
+    inner = pa.field("inner", pa.struct(reserved))
+    allowed = [inner, *(pa.field(name, pa.string()) for name in ("_change_type", "_commit_snapshot_id", "pos"))]
+    columns = [*reserved, *allowed]
+    with RestCatalog("test", uri=tables.server.uri) as catalog:
+        catalog.create_namespace("names")
+        for number, column in enumerate(columns):
+            catalog.create_table(("names", f"t{number}"), pa.schema([column])).append(
+                pa.table([[None]], pa.schema([column]))
+            )
+    statements = [f"SELECT * FROM test.names.t{number}" for number in range(len(columns))]
+    settings = {"uri": tables.server.uri, "jar": program(ICEBERG_RUNTIME), "statements": statements, "may_fail": True}
+    found = execute(program(PYSPARK_4_0), settings)
+    assert all("conflict with names reserved" in rows[0][1] for rows in found[: len(reserved)]), found
+    assert found[len(reserved) :] == [[[None]]] * len(allowed)
 
 
 def test_copies_continue_after_changes_of_spark(tables: Tables) -> None:
