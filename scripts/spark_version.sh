@@ -25,7 +25,7 @@ if [ ! -e "$venv/.installed" ]; then
 fi
 
 # Spark starts its Python processes with this script, as in an installed environment (see sparklog.datasource.session).
-cp conf/sparklog-python "$venv/bin/"
+cp "$(dirname "$0")/../conf/sparklog-python" "$venv/bin/"
 export PYSPARK_PYTHON="$python" PYSPARK_DRIVER_PYTHON="$python"
 "$python" -c 'import sys, pyspark; print("Spark", pyspark.__version__, "with Python", sys.version.split()[0])'
 if [ $# -eq 0 ]; then

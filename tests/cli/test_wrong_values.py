@@ -122,7 +122,7 @@ FREE = (
     *("--headers-key-separator", "--null-literal", "--null-marker", "--format", "--payload-delimiter", "--header"),
     *("--checkpoint", "--starting-offsets", "--source", "--subscribe", "--subscribe-pattern", "--topics"),
     *("--key-columns", "--kafka-option", "--schema", "--registry-cache", "--catalog"),
-    *("--key-message", "--value-message", "--message", "--key-refs", "--value-refs"),
+    *("--key-message", "--value-message", "--message", "--key-refs", "--value-refs", "--value-subject"),
 )
 """Options that accept any text, or whose values are validated after Spark has started or with a schema."""
 OUTPUTS = ("--html", "--output-file", "--output")

@@ -55,6 +55,8 @@ class KafkaMember(threading.Thread):
             auto_commit_interval_ms=100,
             heartbeat_interval_ms=200,
             session_timeout_ms=6_000,
+            # On a busy host, kafka-python may assign partitions before it has received any metadata.
+            metadata_max_age_ms=1_000,
             partition_assignment_strategy=[assignor],
         )
         while not self.leaving.is_set():
