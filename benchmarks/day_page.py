@@ -34,11 +34,11 @@ topic with 16 partitions, one to a Delta Lake table and one to an Iceberg table.
   has no column metrics, and retries commits up to 50 times. All three queries use Spark's
   `FileSystemBasedCheckpointFileManager`, the fair scheduler, and a heap of 2 GiB.
 * **CPU time** is the sum over the driver, the JVM and Spark's Python workers (`python`), including the maintenance,
-  divided by the number of micro-batches. It also includes processes that have ended: `commands` were started by the JVM,
-  for example for the files of the checkpoint, and `ended` were started by the driver, such as `sparklog compact`.
+  divided by the number of micro-batches. It also includes processes that have ended: `commands` were started by the
+  JVM, for example for the files of the checkpoint, and `ended` were started by the driver, such as `sparklog compact`.
 * **Memory** is the sum over the same processes. Pages that several processes share are counted once.
-* **Metadata** is everything except Parquet files, data files of sparklog, and the records in its commits. Checksum files
-  that Hadoop writes on local disks are not counted.
+* **Metadata** is everything except Parquet files, data files of sparklog, and the records in its commits. Checksum
+  files that Hadoop writes on local disks are not counted.
 * **Durability**: sparklog syncs its writes to the disk (fsync). Delta Lake and Iceberg write only to the page cache.
 """
 OPERATIONS = """## File system operations
@@ -85,9 +85,7 @@ def write(results: Figures) -> None:
 
 
 def page(results: Figures) -> str:
-    return (
-        "\n".join([*about(results), *curves(results), *change(results), *windows(results), *operations(results)]) + "\n"
-    )
+    return "\n".join([*about(results), *picture(), *change(results), *windows(results), *operations(results)]) + "\n"
 
 
 def about(results: Figures) -> list[str]:
@@ -112,7 +110,7 @@ def about(results: Figures) -> list[str]:
     ]
 
 
-def curves(results: Figures) -> list[str]:
+def picture() -> list[str]:
     return [f"![{', '.join(MEASURES)} of each format in each window](../images/day.svg)", ""]
 
 

@@ -37,13 +37,7 @@ WARM_UP = 60
 SAMPLE_S = 20
 """Duration of a sample of file system operations."""
 START_S = 600
-OPERATIONS = {
-    "write": "creations of files",
-    "read": "reads",
-    "list": "listings",
-    "stat": "stat calls",
-    "delete": "deletes",
-}
+OPERATIONS = ("write", "read", "list", "stat", "delete")
 _CALL = re.compile(r'^\d+\s+(\w+)\((?:[^"]*"([^"]*)"|\d+<([^>]*)>)?(.*)$')
 """A line of strace: the name of the call, the path as an argument or of the file descriptor, and the rest."""
 
@@ -75,7 +69,7 @@ class Query:
 
     @property
     def failure(self) -> str:
-        """Return why the query has ended. Empty: it is running."""
+        """Return why the query has ended, or an empty string if it is running."""
         if self.is_running:
             return ""
         ends = self.of("end")

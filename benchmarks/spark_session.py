@@ -16,7 +16,7 @@ from pyspark.sql import SparkSession
 from sparklog.datasource.session import workers_python
 
 HERE = Path(__file__).resolve().parent
-TICKS, PAGE = os.sysconf("SC_CLK_TCK"), os.sysconf("SC_PAGE_SIZE")
+TICKS = os.sysconf("SC_CLK_TCK")
 
 
 def benchmark_session(**settings: str) -> SparkSession:
@@ -82,16 +82,11 @@ def spent_by_process(before: Mapping[int, Process], after: Mapping[int, Process]
     """
     spent: defaultdict[str, float] = defaultdict(float)
     for pid, process in after.items():
-        earlier = before.get(pid, Process(process.kind, 0.0, 0.0, 0.0))
+        earlier = before.get(pid, Process(process.kind, 0.0, 0.0))
         spent[process.kind] += process.cpu - earlier.cpu
         ended = {"driver": "ended", "jvm": "commands"}.get(process.kind, process.kind)
         spent[ended] += process.ended - earlier.ended
     return {kind: round(seconds, 3) for kind, seconds in spent.items() if seconds > 0}
-
-
-def tree_cpu() -> float:
-    """CPU seconds of this process and all its descendants, ended children included (Linux)."""
-    return sum(process.cpu + process.ended for process in tree().values())
 
 
 def compiler_cpu() -> float:
@@ -114,12 +109,11 @@ def own_cpu(process: int | str) -> float:
 
 @dataclass(frozen=True)
 class Process:
-    """A process of the tree: its kind, CPU seconds of its own and of its children that have ended, resident MiB."""
+    """A process of the tree: its kind, and the CPU seconds of its own and of its children that have ended."""
 
     kind: str
     cpu: float
     ended: float
-    resident_mib: float
 
 
 def tree(root: int | None = None) -> dict[int, Process]:
@@ -141,7 +135,7 @@ def tree(root: int | None = None) -> dict[int, Process]:
             pid, ticks = int(entry.name), [int(word) for word in fields[11:15]]
             cpu, ended = (ticks[0] + ticks[1]) / TICKS, (ticks[2] + ticks[3]) / TICKS
             parents[pid] = int(fields[1])
-            processes[pid] = Process(_kind(pid == root, command), cpu, ended, int(fields[21]) * PAGE / 2**20)
+            processes[pid] = Process(_kind(pid == root, command), cpu, ended)
     members = {}
     for pid, process in processes.items():
         ancestor = pid
