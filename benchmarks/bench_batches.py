@@ -7,13 +7,13 @@ topic to another one. `archive`: the same with an archive of Java classes (the J
 
 `rate` and `topic`: one session runs one query after the other, A B B A, because the JVM compiles less Java code in each
 query than in the one before. It starts with 10 micro-batches into Spark's noop sink, which are not measured. A
-micro-batch has 2,000 records, once a second: from Spark's rate source, or from a topic with 2,000 records per commit.
+micro-batch has 2,000 records, once per second. It reads Spark's rate source, or a topic with 2,000 records per commit.
 The first 20 micro-batches of each query have a row of their own.
 
 Prints Markdown tables: wall-clock time, and CPU time by process. `jit` are the threads of the JVM that compile Java
-code, `commands` are the processes that Hadoop starts for the files of a checkpoint. `bare` is another kind, a Python
-data source that does nothing. The workers run `sparklog-python`. Kernels must have been compiled before (`python -m
-sparklog.format.kernels.warm`).
+code, and `commands` are the processes that Hadoop starts for the files of a checkpoint. The kind `bare` is a Python
+data source that does not encode or decode records. The workers run `sparklog-python`. Kernels must have been compiled
+before (`python -m sparklog.format.kernels.warm`).
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ Figures = dict[str, Any]
 
 
 def main() -> None:
-    """With `--session`: one measured session. Without: all of them, in turn."""
+    """Run one measured session if `--session` is given, and otherwise all sessions, one after the other."""
     arguments = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     arguments.add_argument("parts", nargs="*", default=["cold", "rate", "topic"])
     arguments.add_argument("--kinds", default="sparklog,kafka")
@@ -125,7 +125,7 @@ def session(*arguments: str) -> Any:
 
 
 def fill(root: Path, records: int) -> None:
-    """A topic to read with a commit for each second, and one commit for the first row."""
+    """Create a topic for streams with a commit for each second, and a topic with one commit for the first row."""
     import pyarrow as pa
 
     import sparklog
@@ -139,7 +139,7 @@ def fill(root: Path, records: int) -> None:
 
 
 def filled_broker(folder: Path, stack: ExitStack, records: int) -> Broker:
-    """Start a broker with as many records. Raises Missing where there cannot be one."""
+    """Start a broker with the same numbers of records. Raises Missing if Kafka or its connector is not installed."""
     connector_jars()
     broker = stack.enter_context(Broker(folder / "broker", jvm=SERVER_JVM))
     for name in ("events", "stream", "copies"):
@@ -272,7 +272,7 @@ def queries(chosen: argparse.Namespace) -> list[list[tuple[str, list[Figures]]]]
 
 
 def read_progress(query: Any, spent: Callable[[], dict[str, float]], counts: Iterable[int]) -> Iterator[Figures]:
-    """Yield the figures of so many micro-batches with records, one after the other."""
+    """For each of `counts`, yield the figures of the next micro-batches with records."""
     done: dict[int, float] = {}
     for count in counts:
         skipped = len(done)

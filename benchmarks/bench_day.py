@@ -39,9 +39,9 @@ def main() -> None:
     parser.add_argument("--real", action="store_true")
     parser.add_argument("--hours", type=float, default=2.5)
     parser.add_argument("--window-minutes", type=float, default=15)
-    parser.add_argument("--only", default="sparklog,delta,iceberg", help="formats of --real, with commas between them")
+    parser.add_argument("--only", default="sparklog,delta,iceberg", help="formats of --real, separated by commas")
     parser.add_argument("--results", type=Path, default=RESULTS)
-    parser.add_argument("--page", action="store_true", help="measure nothing")
+    parser.add_argument("--page", action="store_true", help="write docs/design/day.md from the results")
     chosen = parser.parse_args()
     if chosen.real:
         import real_day

@@ -89,7 +89,7 @@ def show(name: str, action: Callable[[], int]) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description="Sizes of append files and of Parquet files")
     parser.add_argument("--records", type=int, default=2_000_000)
-    parser.add_argument("--slow", action="store_true", help="high levels too, which take minutes")
+    parser.add_argument("--slow", action="store_true", help="also measure zstd levels 12 and 19, which take minutes")
     arguments = parser.parse_args()
     warm_up()
     table = events(arguments.records)

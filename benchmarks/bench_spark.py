@@ -5,10 +5,11 @@
 
 Variants take turns in each round (A B C, then C B A), so that a machine that drifts drifts for all of them. Rows name
 the median wall seconds, records a second, the median of each round's ratio to `bare` (to `bare value` if the name ends
-with `value`) by wall time and by CPU time, and CPU microseconds a record, of all processes and of Spark's Pythons.
+with `value`) by wall time and by CPU time, and CPU microseconds per record of all processes and of Spark's Python
+processes.
 
-`tasks` reads 1,000 records of one partition each. By default, small partitions share a task; `in 1,000 tasks`, each
-task has one record. `range` is what Spark needs for 1,000 tasks that have no Python.
+`tasks` reads 1,000 partitions with one record each. By default, small partitions share a task. In the variants `in
+1,000 tasks`, each task has one record. `range` measures 1,000 tasks that do not use Python.
 """
 
 from __future__ import annotations
@@ -184,7 +185,7 @@ def drain_variants(spark: SparkSession, folder: Path, chosen: argparse.Namespace
 
 
 def task_variants(spark: SparkSession, folder: Path) -> dict[str, Callable[[], object]]:
-    """Small partitions that share tasks, and as many tasks as records."""
+    """Return reads of small partitions that share tasks, and reads with as many tasks as records."""
     path = folder / "small"
     topic = sparklog.open(path, create=True).create_topic("small", partitions=SMALL)
     topic.append(pa.table({"value": [b"x" * 100] * SMALL, "partition": pa.array(range(SMALL), pa.int32())}))
