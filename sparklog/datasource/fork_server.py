@@ -12,9 +12,9 @@ forks a server, which imports the packages of all kinds in the background:
 4. The client waits until its connection is closed, which is when the process ends. If Spark ends the client, the kernel
    sends SIGTERM to the process (F_SETSIG).
 
-* **Refusal**: The server refuses a request if the process would need a different interpreter (an environment variable
-  such as PYTHONPATH or PYTHONHASHSEED differs) or has a memory limit. If the server refuses or does not exist, the
-  client runs the process itself. Variables of Spark, which are read by each call, may differ.
+* **Rejection**: The server rejects a request if the process has a memory limit, or if an environment variable differs
+  that may have an effect on the interpreter, such as PYTHONPATH or PYTHONHASHSEED. Variables that Spark reads after the
+  start may differ. If the server rejects the request or does not exist, the client becomes the process itself.
 * **End**: The server ends when its standard input is closed, which the first daemon has inherited from the JVM. Each
   process notices the end of the JVM by its own standard input or socket, as without a server.
 * **Access**: The local directory belongs to the user of the application, and the server verifies the user of a client.
@@ -42,15 +42,17 @@ SPARK_VARIABLES = (
     *("SPARK_", "PYSPARK_", "PYTHON_WORKER_", "PYTHON_UNIX_DOMAIN_", "PYTHON_DAEMON_", "PYTHON_UDF_"),
     *("PYTHON_FAULTHANDLER_", "PYTHON_TRACEBACK_"),
 )
-"""Prefixes of the variables that Spark sets for a process and reads after its start, except MEMORY_LIMITS."""
+"""Prefixes of the environment variables that Spark sets for a process and reads after the start. The variables in
+MEMORY_LIMITS are exceptions.
+"""
 MEMORY_LIMITS = ("PYSPARK_EXECUTOR_MEMORY_MB", "PYSPARK_PLANNER_MEMORY_MB")
 """Environment variables with the limits of `spark.executor.pyspark.memory` and of planning."""
 
 CLIENT_SECONDS = 10.0
-"""How long the server waits for the rest of a request, which a client sends at once."""
+"""The maximum time between the connection of a client and its complete request, which the client sends immediately."""
 
 FILES = 3
-"""The standard input, output and error."""
+"""The number of files of a request: the standard input, output and error."""
 
 _connections: list[socket.socket] = []
 """The connection of this process to its client."""
@@ -76,13 +78,14 @@ def interpreter_environment(environ: Mapping[str, str]) -> dict[str, str]:
 
 
 def start_server(steps: Iterator[None], later: Callable[[str], Iterator[None]]) -> ForkRequest | None:
-    """Fork a server that imports a module with each of `steps`, unless the application has a server on this host.
+    """Fork a server that imports modules, unless the application has a server on this host.
 
-    Return None in this process. Each process that the server forks returns from this function too, with its request.
+    This function returns None in the calling process, and returns again in each process that the server forks, with the
+    request for that process.
 
     Args:
-        steps: What the server imports.
-        later: Returns what the server also imports after a request. The argument is the last argument of the request.
+        steps: An iterator that imports one module in each step.
+        later: A function that returns further steps after a request. Its argument is the last argument of the request.
     """
     directory = os.environ.get("SPARK_LOCAL_DIRS", "").partition(",")[0]
     if not directory or not hasattr(socket, "SO_PEERCRED"):
@@ -135,7 +138,9 @@ def _serve(
 
 
 def _accept(listener: socket.socket, expected: Mapping[str, str]) -> tuple[ForkRequest | None, bool]:
-    """Answer one client. Return the request, or None if it was refused, and whether this process is the server."""
+    """Handle the request of one client. Return the request, or None if it was rejected, and whether this process is the
+    server.
+    """
     connection, _ = listener.accept()
     request = None
     with suppress(OSError, ValueError):

@@ -1,11 +1,10 @@
 """Planning of read tasks, and reading in a task. Small ranges are packed into one task, and large ranges are split.
 
-A Python task takes 6 to 8 ms of CPU time if it reads a single record, and its wall-clock time is longer if workers wait
-for a core, so a large number of small partitions is read by a few tasks. A range is
-split if it exceeds `SPLIT_BYTES` or `SPLIT_RECORDS`, if `maxRecordsPerPartition` requires it, or if fewer partitions
-than `minPartitions` are read. In the last case, the number of tasks is the same as in Kafka's connector, and each task
-reads a single range. Sizes are the sizes of stored records, so gaps in the offsets are not counted. The order of ranges
-is preserved.
+A Python task takes 6 to 8 ms of CPU time even if it reads a single record, so a few tasks read a large number of small
+partitions. A range is split if it exceeds `SPLIT_BYTES` or `SPLIT_RECORDS`, if `maxRecordsPerPartition` requires it, or
+if fewer partitions than `minPartitions` are read. In the last case, the number of tasks is the same as in Kafka's
+connector, and each task reads a single range. Sizes are the sizes of stored records, so gaps in the offsets are not
+counted. The order of ranges is preserved.
 """
 
 from __future__ import annotations
@@ -31,14 +30,14 @@ from sparklog.storage.fork_safety import freeze_gc
 PACK_BYTES = 16 << 20
 PACK_RECORDS = 100_000
 MAX_PACK_RECORDS = 300_000
-"""The numbers of stored bytes or records up to which ranges share a task. Both limits are required, because the time to
-read records does not depend only on the compressed size. `PACK_RECORDS` corresponds to 40 to 60 ms of CPU time. Reads
-with more than `PACKED_TASKS` such tasks have up to `MAX_PACK_RECORDS` records per task, which reduces the overhead of
-tasks from 15 to 6 %.
+"""The maximum numbers of stored bytes and of records in a task with several ranges. Both limits are required, because
+the time to read records does not depend only on the compressed size. `PACK_RECORDS` corresponds to 40 to 60 ms of CPU
+time. If a read has more than `PACKED_TASKS` such tasks, the limit increases up to `MAX_PACK_RECORDS`, which reduces the
+overhead of tasks from 15 to 6 %.
 """
 
 PACKED_TASKS = 6
-"""The number of tasks that a larger limit of records must leave, so that the read is still parallel."""
+"""The number of tasks up to which the limit of records does not increase, so that the read remains parallel."""
 
 MAX_PACKED_RANGES = 512
 """The maximum number of ranges per task, because each range requires at least one request."""

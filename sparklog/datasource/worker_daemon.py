@@ -4,11 +4,11 @@ Spark starts a daemon for each kind of worker: planning, commits, tasks. The dae
 workers that have been idle for a minute. In Spark 4.3, `pyspark.daemon` imports almost nothing, so each worker
 imports pyspark, numpy, pyarrow and sparklog again. This daemon imports them once. The script sparklog-python runs this
 module instead of `pyspark.daemon`, and is the only way to replace the daemons of workers that plan and commit. The
-first daemon for a data source also starts a server that forks the later ones (`sparklog.datasource.fork_server`).
+first daemon for a data source also starts a server that forks the later daemons (`sparklog.datasource.fork_server`).
 
 * **Other code of the user** runs in the same workers. The daemon imports only packages that support a fork. numpy and
-  pyarrow stop and restore their threads in a fork. The daemon must not import numpy.random, because all workers would
-  have the same state, unless each fork gets a new one.
+  pyarrow stop and restore their threads in a fork. The daemon must not import numpy.random unless each fork sets a new
+  random state, because otherwise all workers would have the same state.
 * **Files of the session** (`--py-files`) come first in the path of a worker, but do not replace packages that the
   daemon has imported.
 * **Output**: Spark reads the port of the daemon from the standard output of the daemon, so the output of imports is
@@ -65,7 +65,6 @@ IMPORTS = {
 order.
 """
 
-
 _forked: set[str] = set()
 """The kinds of processes that the server has forked."""
 
@@ -107,7 +106,7 @@ def preload(module: str) -> None:
 
 
 def _import_steps(modules: Iterable[str]) -> Iterator[None]:
-    """Import one module for each kind of process after the other. Garbage collection remains disabled."""
+    """Import the modules of kinds of processes, one per step. Garbage collection remains disabled."""
     gc.disable()
     for module in modules:
         for name in (module, *IMPORTS.get(module, ())):
