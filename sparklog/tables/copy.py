@@ -518,7 +518,7 @@ class TableCopy:
             self._discard(slices)
             return None
         if all(part.usage < 0.5 for part in slices):
-            # The intervals may be smaller than requested, because records before this interval were larger.
+            # An earlier interval with larger records may have reduced the size of intervals.
             self._max_offsets = min(2 * self._max_offsets, self._options.max_offsets)
         return slices
 

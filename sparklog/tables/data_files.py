@@ -206,7 +206,7 @@ class DataFileWriter:
             file.output.file.close()
             self.files.append(NewFile(file.output.path, file.records, nbytes, key[1:], file.writer.writer.metadata))
             self._open.remove(key)
-        # If an error was raised before, `discard` deletes the file.
+        # If a step before raises an error, the buffer remains, so that `discard` deletes its file.
         del self._buffers[key]
 
 

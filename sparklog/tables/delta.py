@@ -60,7 +60,7 @@ TYPE_OF = {"day": pa.date32(), "bucket": pa.int32()}
 COMMIT_TRANSACTION = "sparklog/commit"
 RETENTION = "delta.setTransactionRetentionDuration"
 MAX_ENTRIES = 5
-"""The number of the latest entries of the log in which a commit of a copy is searched."""
+"""The maximum number of entries of the log that are read to find the latest commit of a copy."""
 LOG_DIRECTORY = "_delta_log"
 TABLE_PROPERTIES = {
     # Each load reads all entries since the last checkpoint. The default of deltalake is 100, and that of Spark is 10.
@@ -338,13 +338,15 @@ class DeltaLakeTable:
         return replace(watermark, next_offsets=offsets, commit_id=commit_id)
 
     def _latest_transactions(self, version: int) -> dict[str, int]:
-        """Return the versions of all transactions of a copy, which each of its commits contains. The result is empty if
-        the last entries are those of other programs.
+        """Return the versions of the application transactions in the latest commit of a copy, by id.
+
+        Each commit of a copy contains all transactions of the table. The result is empty if the latest entries of the
+        log were written by other programs.
         """
         for number in range(version, max(version - MAX_ENTRIES, -1), -1):
             entry = self._read_entry(number)
             if entry is None:
-                # Spark deletes entries before a checkpoint after some time.
+                # The entry was deleted, as Spark does with old entries before a checkpoint.
                 break
             actions = [json.loads(line).get("txn") for line in entry.splitlines() if b'"txn"' in line]
             transactions = {action["appId"]: action["version"] for action in actions if action is not None}

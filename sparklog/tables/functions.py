@@ -127,7 +127,7 @@ def to_iceberg(
             that do not store these properties.
         resume_offsets: The offsets at which to continue if `watermark` is `root` and it is unknown whether the table
             contains the last commit.
-        quarantine_resume_offsets: The same for the table of bad records.
+        quarantine_resume_offsets: The offsets at which the table of bad records continues in the same cases.
 
     Returns:
         A report with the numbers of copied records, rows, bad records and commits, and the next offsets.

@@ -265,14 +265,14 @@ def _with_position(fields: Sequence[pa.Field], options: RowOptions) -> pa.Schema
 
 
 def _duplicate_name(fields: Sequence[pa.Field]) -> str | None:
-    """Return the path of a field whose name differs from the name of another field at most in case."""
+    """Return the path of a field with the same name, ignoring case, as another field of the same struct, or None."""
     names: set[str] = set()
     for item in fields:
         if item.name.lower() in names:
             return str(item.name)
         names.add(item.name.lower())
     for item in fields:
-        # The elements of a list, and the keys and values of a map, are fields whose names are constant.
+        # Lists and maps also have fields, for their elements, keys and values. The names of these fields are fixed.
         if (inner := _duplicate_name([item.type.field(index) for index in range(item.type.num_fields)])) is not None:
             return f"{item.name}.{inner}"
     return None
@@ -358,7 +358,7 @@ def missing_columns(table: str, existing: pa.Schema, rows: pa.Schema) -> list[pa
             if (name := names.get(item.name.lower())) is not None:
                 raise BadRequest(
                     f"the records contain column {item.name}, but table {table} has column {name}: use the same case, "
-                    f"because Spark compares names without case"
+                    "because Spark compares names without case"
                 )
             missing.append(pa.field(item.name, item.type))
         elif not can_cast(item.type, existing.field(index).type):
