@@ -20,7 +20,7 @@ class StopSignals:
     A second signal interrupts the step. Signals are received only if the context manager is entered in the main thread.
 
     Args:
-        notice: A line to print if the first signal does not stop the job at once.
+        notice: The line to print when the first signal does not interrupt the current step.
     """
 
     def __init__(self, notice: str) -> None:
@@ -42,7 +42,7 @@ class StopSignals:
         if self._is_received or self._is_waiting:
             raise KeyboardInterrupt
         self._is_received = True
-        # Python does not support a write by a signal handler that has interrupted a write to the same file.
+        # A write raises RuntimeError if the signal has interrupted another write to the same file.
         with suppress(RuntimeError, OSError):
             say(self._notice)
 

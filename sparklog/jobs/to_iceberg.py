@@ -34,8 +34,9 @@ from sparklog.tables.iceberg_catalog import open_catalog, table_identifier
 from sparklog.tables.iceberg_maintenance import check_unreferenced_age, delete_unreferenced_files, expire_snapshots
 
 WARNINGS = r"Failed to delete old metadata|Encountered invalid snapshot summary|No preferred file implementation"
-"""Warnings of pyiceberg that users of the job cannot act on. Metadata that is not deleted becomes an unreferenced file,
-summaries without an operation are those of other programs, and a scheme without an implementation is an error.
+"""Warnings of pyiceberg that users of the job cannot act on. A metadata file that pyiceberg failed to delete is an
+unreferenced file, which the job can delete later. Only other programs write snapshot summaries without an operation. If
+no implementation supports the scheme of a location, an error is raised after the warning.
 """
 EXPIRE_INTERVAL_MS = 3_600_000
 """The minimum time between two removals of old snapshots."""
@@ -74,7 +75,11 @@ class ToIceberg(TableJob):
     ] = None
     quarantine_resume_offsets: Annotated[
         str | None,
-        Option(metavar="JSON", help="The same offsets for TABLE_quarantine.", show_default="fail"),
+        Option(
+            metavar="JSON",
+            help="Offsets at which TABLE_quarantine continues, in the same cases and format as --resume-offsets.",
+            show_default="fail",
+        ),
     ] = None
     snapshot_age: Annotated[
         str,
