@@ -203,7 +203,7 @@ def batches(events: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         "batches": len(spent),
         "records": sum(event["rows"] for event in events),
         "p50_ms": round(statistics.median(spent)),
-        "p95_ms": round(statistics.quantiles(spent, n=20)[-1]),
+        "p95_ms": round(statistics.quantiles(spent, n=20, method="inclusive")[-1]),
         "max_ms": max(spent),
     }
 

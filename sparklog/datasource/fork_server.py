@@ -161,17 +161,28 @@ def _accept(listener: socket.socket, expected: Mapping[str, str]) -> tuple[ForkR
 
 
 def _receive(connection: socket.socket) -> tuple[ForkRequest, list[int]]:
-    """Return a request and the files of its client. Raises OSError if the client is of another user or disconnects."""
+    """Return a request and the files of its client. Raises OSError if the client is of another user or disconnects,
+    and ValueError if the request is incomplete.
+    """
     credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
     if _CREDENTIALS.unpack(credentials)[1] != os.getuid():
         raise PermissionError("the client is of another user")
     head, files, _, _ = socket.recv_fds(connection, _SIZE.size, FILES)
+    try:
+        return _receive_request(connection, head), files
+    except BaseException:
+        for file in files:
+            os.close(file)
+        raise
+
+
+def _receive_request(connection: socket.socket, head: bytes) -> ForkRequest:
     data, size = b"", _SIZE.unpack(head)[0] if len(head) == _SIZE.size else 0
     while len(data) < size and (part := connection.recv(size - len(data))):
         data += part
     arguments, _, variables = os.fsdecode(data).partition("\0\0")
     environ = dict(variable.split("=", 1) for variable in variables.split("\0"))
-    return ForkRequest(arguments.split("\0"), environ), files
+    return ForkRequest(arguments.split("\0"), environ)
 
 
 def _take_over(connection: socket.socket, request: ForkRequest, files: Iterable[int]) -> None:

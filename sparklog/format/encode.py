@@ -404,4 +404,7 @@ def _indices(array: npt.NDArray[Any], name: str, kind: type[np.integer[Any]] = n
     array = np.asarray(array)
     if array.dtype.kind not in "iu" and len(array):
         raise BadRequest(f"{name} must be integers, found {array.dtype}")
-    return np.ascontiguousarray(array, kind)
+    converted = np.ascontiguousarray(array, kind)
+    if converted.dtype.itemsize < array.dtype.itemsize and not np.array_equal(converted, array):
+        raise BadRequest(f"{name} must contain only integers up to {np.iinfo(kind).max}, found {int(array.max())}")
+    return converted

@@ -6,6 +6,7 @@ import json
 import os
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -231,6 +232,20 @@ def test_killed_server_is_not_missed(application: Application) -> None:
     _, third = application.start("pyspark.daemon", SECOND)
     assert third["parent"] == os.getpid()
     assert third["arguments"] == [SECOND]
+
+
+def test_incomplete_request_leaves_no_files_open(application: Application) -> None:
+    application.start("pyspark.daemon", FIRST)
+    _, second = application.start("pyspark.daemon", SECOND)
+    files = Path(f"/proc/{second['parent']}/fd")
+    before = len(list(files.iterdir()))
+    for _ in range(3):
+        with socket.socket(socket.AF_UNIX) as client:
+            client.connect(str(application.socket))
+            socket.send_fds(client, [(100).to_bytes(4, "big")], [0, 1, 2])
+    _, third = application.start("pyspark.daemon", SECOND)
+    assert third["parent"] == second["parent"]
+    wait_until(lambda: len(list(files.iterdir())) <= before)
 
 
 @pytest.mark.parametrize("limit", MEMORY_LIMITS)

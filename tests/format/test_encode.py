@@ -168,6 +168,8 @@ def test_content_bytes_are_counted() -> None:
 def test_partitions_are_checked() -> None:
     with pytest.raises(BadRequest, match="must not be negative"):
         encode_partitions(*sample(3), np.array([0, -1, 0]), options=PLAIN)
+    with pytest.raises(BadRequest, match="integers up to 2147483647, found 4294967296"):
+        encode_partitions(*sample(3), np.array([0, 2**32, 0]), options=PLAIN)
     with pytest.raises(BadRequest, match="2 partitions"):
         encode_partitions(*sample(3), np.array([0, 1]), options=PLAIN)
 
