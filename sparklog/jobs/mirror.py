@@ -317,11 +317,11 @@ def follow_pattern(
     mirror: Mirror,
     source: Endpoint,
     target: Endpoint,
-    partitions: Mapping[str, int],
+    partitions: dict[str, int],
     status: QueryStatus,
     query: StreamingQuery,
 ) -> None:
-    """Wait for the query, and restart it when new topics match the pattern.
+    """Wait for the query, and restart it when new topics match the pattern. New topics are added to `partitions`.
 
     Topics are matched at the same interval as in Kafka consumers. If a new topic cannot be copied, it is reported each
     time.
@@ -338,7 +338,8 @@ def follow_pattern(
             log(f"sparklog mirror: {error} [{error.code}]; continuing with the previous topics")
             continue
         log(f"new topics: {', '.join(new)}")
-        partitions = {**partitions, **planned}
+        # If a Python process fails to start, the job starts the query again with the same topics.
+        partitions.update(planned)
         stop_between_batches(query)
         status.update(query)
         query = start(spark, mirror, partitions)

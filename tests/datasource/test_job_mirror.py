@@ -10,8 +10,10 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pytest
+from pyspark.errors import PySparkException
 
 import sparklog
+from sparklog.datasource.restarts import LOST_WORKER
 from sparklog.errors import BadRequest, NotFound, SparklogError
 from sparklog.jobs import mirror
 from sparklog.jobs.stream import QueryStatus, reason
@@ -49,6 +51,9 @@ class FakeKafka:
 
     def grow(self, name: str, partitions: int) -> str:
         return f"grow {name} to {partitions}"
+
+    def close(self) -> None:
+        pass
 
 
 def test_options_of_a_command_line(tmp_path: Path) -> None:
@@ -181,6 +186,7 @@ class FakeQuery:
         self.status = {"isTriggerActive": True}
         self.waited: list[float] = []
         self.stopped = 0
+        self.lastProgress = None
         self.recentProgress: list[dict[str, int]] = []
 
     def awaitTermination(self, seconds: float) -> bool:  # noqa: N802
@@ -231,6 +237,31 @@ def test_topics_created_while_the_job_runs(
     assert said[2].startswith("sparklog mirror: topic 'o3' has 1 partition at kafka://one:9092,two:9093 and 5 at")
     assert said[2].endswith("continuing with the previous topics")
     assert said[-1] == "new topics: o4"
+
+
+def test_restart_includes_topics_that_were_created_while_the_job_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kafka, place = FakeKafka(o1=2), mirror.RootEndpoint(str(tmp_path / "root"), target=True)
+    place.create("o1", 2)
+
+    def lose() -> None:
+        raise PySparkException(LOST_WORKER)
+
+    query = FakeQuery([lambda: kafka.create("o2", 1), lose])
+    started: list[dict[str, int]] = []
+
+    def start(spark: object, what: mirror.Mirror, partitions: dict[str, int]) -> FakeQuery:
+        started.append(dict(partitions))
+        return query
+
+    monkeypatch.setattr(mirror, "start", start)
+    monkeypatch.setattr(mirror, "KafkaEndpoint", lambda *_: kafka)
+    monkeypatch.setattr(mirror, "root_of", lambda _: place)
+    monkeypatch.setattr(sparklog, "register", lambda _: None)
+    given = mirror.arguments([*INTO_ROOT, "--pattern", "o.", "--follow"])
+    assert mirror.run(Any, given) == 0
+    assert started == [{"o1": 2}, {"o1": 2, "o2": 1}, {"o1": 2, "o2": 1}]
 
 
 def test_the_error_line_of_kafka_exceptions() -> None:
