@@ -106,7 +106,7 @@ def preload(module: str) -> None:
 
 
 def _import_steps(modules: Iterable[str]) -> Iterator[None]:
-    """Import the modules of kinds of processes, one per step. Garbage collection remains disabled."""
+    """Import the modules for these kinds of processes, one module per step. Garbage collection remains disabled."""
     gc.disable()
     for module in modules:
         for name in (module, *IMPORTS.get(module, ())):
