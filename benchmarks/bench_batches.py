@@ -305,7 +305,7 @@ def show(title: str, by_kind: Mapping[str, list[Figures]], unit: str) -> None:
     """Print one table: p50 and p95 of all times, and the mean CPU time of one of them by process."""
     scale, digits = (1000, 2) if unit == "s" else (1, 0)
     print(f"\n{title} (load {os.getloadavg()[0]:.1f}):\n")
-    print(f"| | wall p50, p95 {unit} | CPU {unit} | of this {', '.join(PROCESSES)} | total without jit |")
+    print(f"| | wall p50, p95 {unit} | CPU {unit} | by process: {', '.join(PROCESSES)} | total without jit |")
     print("|---|---:|---:|---:|---:|")
     for kind, runs in by_kind.items():
         walls = sorted(wall / scale for run in runs for wall in run["wall"])
