@@ -169,7 +169,9 @@ def open_session(kinds: Iterable[str], java: str = "") -> Any:
 
 def source_options(kind: str, topic: str, folder: Path, broker: str) -> dict[str, str]:
     read = {"subscribe": topic, "startingOffsets": "earliest"}
-    places = {"sparklog": {"path": f"{folder}/source"}, "kafka": {"kafka.bootstrap.servers": broker}}
+    # Otherwise, the consumer's fetch at the log end waits 500 ms, and delays its next request.
+    kafka = {"kafka.bootstrap.servers": broker, "kafka.fetch.max.wait.ms": "10"}
+    places = {"sparklog": {"path": f"{folder}/source"}, "kafka": kafka}
     return {**read, **places[kind]} if kind in places else {"tasks": "4", "batchRows": str(ROWS // PARTITIONS)}
 
 
