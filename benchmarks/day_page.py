@@ -13,7 +13,7 @@ TITLES = {"sparklog": "sparklog", "delta": "Delta Lake", "iceberg": "Iceberg"}
 BUSY = 8
 """The load above which the host is considered busy. The three queries alone cause a lower load."""
 FLAT = 1.1
-"""Largest ratio of the last window to the first window that counts as flat."""
+"""The largest ratio of the last window to the first window that is not in bold."""
 Figures = Mapping[str, Any]
 ABOUT = """# Hours in real time
 
@@ -40,14 +40,17 @@ topic with 16 partitions, one to a Delta Lake table and one to an Iceberg table.
 * **Metadata** is everything except Parquet files, data files of sparklog, and the records in its commits. Checksum
   files that Hadoop writes on local disks are not counted.
 * **Durability**: sparklog syncs its writes to the disk (fsync). Delta Lake and Iceberg write only to the page cache.
+* **Spark**: each format runs with the latest Spark release that it supports, so the CPU time includes differences
+  between the releases.
 """
 OPERATIONS = """## File system operations
 
 The following table shows the operations on the files of the table per micro-batch, without those on the checkpoint of
-the query. strace counted them for 20 seconds after the warm-up and after the last window, while no maintenance ran.
-Reads include attempts to open files that do not exist. Most stat calls are not requests of an object store, because
-Hadoop makes one or several for each file of a listing on a local disk. [Many partitions and topics, and long
-runs](many.md#over-time) contains the requests of sparklog to a simulated object store.
+the query. strace counted them for 20 seconds after the warm-up and after the last window, while no maintenance ran. It
+slows each system call down, so a query with many of them completes fewer micro-batches. Reads include attempts to open
+files that do not exist. Most stat calls are not requests of an object store, because Hadoop makes one or several for
+each file of a listing on a local disk. [Many partitions and topics, and long runs](many.md#over-time) contains the
+requests of sparklog to a simulated object store.
 
 | format | sample | micro-batches | files created | reads | listings | stat calls | deletes |
 |---|---|---:|---:|---:|---:|---:|---:|
@@ -92,6 +95,7 @@ def about(results: Figures) -> list[str]:
     minutes, count = results["window_minutes"], len(results["windows"])
     formats = ", ".join(f"{made['format']} with Spark {made['spark']}" for made in results["formats"].values())
     loads = [window["load"] for window in results["windows"]] or [0.0]
+    missing = [f"* {line}" for line in results["missing"]]
     note = "The host was busy with other work, so do not use the durations of this run."
     return [
         *ABOUT.splitlines(),
@@ -103,10 +107,7 @@ def about(results: Figures) -> list[str]:
         f"* **Command**: `{results['command']}`",
         f"* **Versions**: {formats}",
         "",
-        "The following formats could not be measured:",
-        "",
-        *([f"* {line}" for line in results["missing"]] or ["* None."]),
-        "",
+        *(["The following formats could not be measured:", "", *missing, ""] if missing else []),
     ]
 
 
@@ -125,7 +126,7 @@ def change(results: Figures) -> list[str]:
     text = [
         "## The last window compared with the first",
         "",
-        f"A measure is flat if the ratio is at most {FLAT}.",
+        f"The ratios of measures that have grown by more than {FLAT - 1:.0%} are in bold.",
         "",
         "| format | measure | first window | last window | ratio |",
         "|---|---|---:|---:|---:|",
@@ -135,6 +136,8 @@ def change(results: Figures) -> list[str]:
         for measure, (unit, figure) in MEASURES.items() if made else ():
             first, last = figure(made[0]), figure(made[-1])
             ratio = f"{last / first:.2f}" if first else ""
+            if first and last > FLAT * first:
+                ratio = f"**{ratio}**"
             text.append(
                 f"| {TITLES[name]} | {measure} | {_short(first)} {unit}".rstrip()
                 + f" | {_short(last)} {unit}".rstrip()
@@ -162,7 +165,7 @@ def windows(results: Figures) -> list[str]:
             failures += [
                 f"* Window {number}, {TITLES[name]}: {run['error']}" for run in made["maintenance"] if run["error"]
             ]
-    return [*text, "", "Failed maintenance:", "", *(failures or ["* None."]), ""]
+    return [*text, "", *(["Failed maintenance:", "", *failures, ""] if failures else [])]
 
 
 def operations(results: Figures) -> list[str]:

@@ -65,7 +65,7 @@ def test_page_and_picture_match_the_results(monkeypatch: pytest.MonkeyPatch) -> 
 def test_page_compares_the_last_window_with_the_first(monkeypatch: pytest.MonkeyPatch) -> None:
     page = load("day_page", monkeypatch)
     text = page.page(results(window(100), window(400), window(150, "VACUUM failed")))
-    assert "| Delta Lake | p95 of a micro-batch | 100 ms | 150 ms | 1.50 |" in text
+    assert "| Delta Lake | p95 of a micro-batch | 100 ms | 150 ms | **1.50** |" in text
     assert "| Delta Lake | CPU time per micro-batch | 300 ms | 300 ms | 1.00 |" in text
     assert "* Window 3, Delta Lake: VACUUM failed" in text
     assert "* iceberg: no jars" in text

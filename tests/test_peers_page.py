@@ -46,7 +46,7 @@ def test_only_faster_peers_are_listed() -> None:
     lost = page.losses(
         [work(sparklog_lz4=ours, kafka={"wall": [1.0, 1.0, 8.0], "bytes": 2_000_000}, bare={"wall": [0.1]})]
     )
-    assert "| append | kafka | 1.000 s vs. 2.000 | 2.00x |" in lost
+    assert "| append | kafka | sparklog-lz4 | 1.000 s vs. 2.000 | 2.00x |" in lost
     assert sum("| append |" in line for line in lost) == 1
     assert "None." in page.losses([work(sparklog_lz4=ours, kafka={"wall": [1.95]})])
     assert "None." in page.losses([work(sparklog_lz4=ours, bare={"wall": [0.1]})])
