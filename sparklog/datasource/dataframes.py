@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from sparklog.arguments import NAME, NAMES, PATH, checked
 from sparklog.common.settings import ValueType, is_integer, is_text
-from sparklog.datasource.session import SESSION, check_pyspark, is_connect, is_registered, register
+from sparklog.datasource.session import SESSION, check_pyspark, is_connect, is_planned_here, register
 from sparklog.errors import BadRequest
 
 if TYPE_CHECKING:
@@ -35,7 +35,8 @@ def read(
     """Read records into a DataFrame.
 
     The result is the same as with `spark.read.format("sparklog")` and these options. The options are checked before
-    Spark starts a job. The format is registered in the session if Spark does not find it.
+    Spark starts a job. As with `register`, the format is registered in the session if Spark does not find it or would
+    plan it with another Python.
 
     Args:
         spark: The session.
@@ -50,8 +51,8 @@ def read(
         A DataFrame. All actions on it read the same offsets.
 
     Raises:
-        BadRequest: If an option is unknown, invalid or not for batch reads, if a column does not exist, or if PySpark
-            is not installed.
+        BadRequest: If an option is unknown, invalid or not for batch reads, if a column does not exist, if PySpark is
+            not installed, or if `register` fails.
 
     Example:
         values = sparklog.read(spark, "/data/log", topic="orders", columns=["key", "value"])
@@ -73,7 +74,8 @@ def read_stream(
     """Read records into a streaming DataFrame.
 
     The result is the same as with `spark.readStream.format("sparklog")` and these options. The options are checked
-    before the query starts. The format is registered in the session if Spark does not find it.
+    before the query starts. As with `register`, the format is registered in the session if Spark does not find it or
+    would plan it with another Python.
 
     Args:
         spark: The session.
@@ -88,8 +90,8 @@ def read_stream(
         A streaming DataFrame.
 
     Raises:
-        BadRequest: If an option is unknown, invalid or not for streams, if a column does not exist, or if PySpark is
-            not installed.
+        BadRequest: If an option is unknown, invalid or not for streams, if a column does not exist, if PySpark is not
+            installed, or if `register` fails.
 
     Example:
         tail = sparklog.read_stream(spark, "/data/log", topic="orders", columns=["value"], startingOffsets="earliest")
@@ -122,7 +124,7 @@ def _load(
     given_path = os.fspath(path)
     if not is_connect(spark):  # Files in options are on the host of the Spark Connect server.
         _check_options({**given, "path": given_path}, is_stream=is_stream)
-        if not is_registered(spark):
+        if not is_planned_here(spark):
             register(spark)
     reader = spark.readStream if is_stream else spark.read
     frame: DataFrame = reader.format("sparklog").options(**given).load(given_path)

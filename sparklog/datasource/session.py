@@ -194,13 +194,14 @@ def register(spark: SparkSession) -> None:
         check_workers(spark)
         spark.dataSource.register(SparklogDataSource)
         return
-    context = spark.sparkContext
-    planning = _default_python(context)
+    context, registered = spark.sparkContext, _registered_python(spark)
+    kept = registered if registered == context.pythonExec or _is_beside_this_python(registered) else None
+    planning = kept or workers_python()
     if planning != context.pythonExec and spark.conf.get(TASKS_PYTHON, None) is None:
         spark.conf.set(TASKS_PYTHON, context.pythonExec)
     check_workers(spark)
-    if not (is_registered(spark) and (planning == context.pythonExec or _is_beside_this_python(planning))):
-        with _registering_for(context, workers_python()):
+    if kept is None:
+        with _registering_for(context, planning):
             spark.dataSource.register(SparklogDataSource)
 
 
@@ -209,22 +210,24 @@ def is_connect(spark: SparkSession) -> bool:
     return type(spark).__module__.startswith("pyspark.sql.connect")
 
 
-def is_registered(spark: SparkSession) -> bool:
-    """Return True if a session that is not of Spark Connect finds the format `sparklog`."""
-    state: Any = spark._jsparkSession.sessionState()
-    return bool(state.dataSourceManager().dataSourceExists("sparklog"))
+def is_planned_here(spark: SparkSession) -> bool:
+    """Return True if a session that is not of Spark Connect finds the format `sparklog`, and plans it with this Python
+    or with a program in the directory of this Python.
+    """
+    return _is_beside_this_python(_registered_python(spark))
 
 
-def _default_python(context: SparkContext) -> str:
-    """Return the value of Spark's `PythonUtils.defaultPythonExec`, which cannot be accessed with Py4J."""
-    jvm: Any = context._jvm
-    named = map(jvm.java.lang.System.getenv, ("PYSPARK_DRIVER_PYTHON", "PYSPARK_PYTHON"))
-    return next((str(name) for name in named if name is not None), "python3")
+def _registered_python(spark: SparkSession) -> str | None:
+    """Return the Python with which Spark plans the format `sparklog`, or None if Spark does not find the format."""
+    sources: Any = spark._jsparkSession.sessionState().dataSourceManager()
+    if not sources.dataSourceExists("sparklog"):
+        return None
+    return str(sources.lookupDataSource("sparklog").dataSourceCls().pythonExec())
 
 
-def _is_beside_this_python(program: str) -> bool:
+def _is_beside_this_python(program: str | None) -> bool:
     """Return True for this Python, and for programs in the directory of this Python."""
-    path = shutil.which(program)
+    path = None if program is None else shutil.which(program)
     return path is not None and os.path.dirname(os.path.abspath(path)) == os.path.dirname(sys.executable)
 
 
@@ -242,12 +245,16 @@ def _registering_for(context: SparkContext, python: str) -> Iterator[None]:
 
 
 def check_workers(spark: SparkSession) -> None:
-    """Import sparklog in a task on each executor. Raises BadRequest with the host, the problem and the solution."""
+    """Import sparklog and its dependencies in a task on each executor. Raises BadRequest with the host, the problem and
+    the solution.
+    """
     from pyspark.sql import functions as F  # noqa: N812
 
     application = str(spark.conf.get("spark.app.id", ""))
     if application in _checked:
         return
+
+    version = __version__
 
     # This function runs in a worker, so unpickling it must not require sparklog.
     def describe_worker(number: int) -> str:
@@ -258,6 +265,11 @@ def check_workers(spark: SparkSession) -> None:
 
         try:
             facts = {"sparklog": import_module("sparklog.version").__version__}
+            # A Python without the dependencies of sparklog finds it in the current directory or in --py-files.
+            if facts["sparklog"] == version:
+                daemon = import_module("sparklog.datasource.worker_daemon")
+                for name in daemon.IMPORTS[daemon.TASKS]:
+                    import_module(name)
         except Exception as error:  # noqa: BLE001 - a broken installation raises anything
             facts = {"error": f"{type(error).__name__}: {error}"}
         return json.dumps({"python": sys.executable, "host": socket.gethostname(), **facts})
@@ -276,7 +288,7 @@ def check_workers(spark: SparkSession) -> None:
             problems = [start_problem(failure, host) for host, failure in failed_tasks() if _reasons(failure)]
     except Exception as error:  # noqa: BLE001 - Spark wraps errors of workers in many classes
         raise BadRequest(f"{start_problem(str(error))}: {remedy}") from None
-    problems += [worker_problem(json.loads(row["facts"]), __version__) for row in rows]
+    problems += [worker_problem(json.loads(row["facts"]), version) for row in rows]
     for problem in filter(None, problems):
         raise BadRequest(f"{problem}: {remedy}")
     _checked.add(application)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -26,6 +27,13 @@ class Session:
         self.streams, self.read, self.readStream, self._jsparkSession = Mock(), Mock(), Mock(), Mock()
         for reader in (self.read, self.readStream):
             reader.format.return_value = reader.options.return_value = reader
+        self.plan_with(sys.executable)
+
+    def plan_with(self, python: str | None) -> None:
+        """Plan the format with a Python, or do not find it."""
+        manager = self._jsparkSession.sessionState.return_value.dataSourceManager.return_value
+        manager.dataSourceExists.side_effect = lambda name: name == "sparklog" and python is not None
+        manager.lookupDataSource.return_value.dataSourceCls.return_value.pythonExec.return_value = python
 
 
 class ConnectSession(Session):
@@ -89,15 +97,19 @@ def test_arguments_are_passed_as_options() -> None:
     assert options_of(stream) == {"kafka.group.id": "g", "subscribePattern": "t.*", "path": "s3://bucket/log"}
 
 
-@pytest.mark.parametrize("is_known", [True, False])
-def test_format_is_registered_if_spark_does_not_find_it(monkeypatch: pytest.MonkeyPatch, is_known: bool) -> None:
+@pytest.mark.parametrize(
+    ("python", "is_kept"),
+    [(sys.executable, True), (None, False), ("/usr/bin/another-python", False), ("no-python", False)],
+)
+def test_format_is_registered_if_spark_does_not_plan_it_with_this_python(
+    monkeypatch: pytest.MonkeyPatch, python: str | None, is_kept: bool
+) -> None:
     spark, batch, _ = session()
-    manager = spark._jsparkSession.sessionState.return_value.dataSourceManager.return_value
-    manager.dataSourceExists.side_effect = lambda name: is_known and name == "sparklog"
+    spark.plan_with(python)
     registered: list[object] = []
     monkeypatch.setattr(dataframes, "register", registered.append)
     sparklog.read(spark, "/data/t")
-    assert registered == ([] if is_known else [spark])
+    assert registered == ([] if is_kept else [spark])
     assert batch.load.called
 
 

@@ -17,6 +17,7 @@ import pytest
 
 import sparklog
 from sparklog.datasource import session
+from sparklog.datasource.data_source import SparklogDataSource
 from sparklog.datasource.session import choose_pythons, start_problem, worker_problem, workers_python
 from tests.datasource.spark_session import LAUNCHING, REPOSITORY, environment
 
@@ -196,15 +197,47 @@ def test_register_plans_with_the_python_of_the_program(spark: SparkSession, monk
         "pyspark.sql.datasource.DataSourceRegistration.register",
         lambda registration, source: pythons.append(context.pythonExec),
     )
-    monkeypatch.setattr(session, "_default_python", lambda context: "/usr/bin/another-python")
+    monkeypatch.setattr(session, "_registered_python", lambda spark: "/usr/bin/another-python")
     fresh = spark.newSession()
     sparklog.register(fresh)
     assert (pythons, context.pythonExec) == ([workers_python()], tasks)
-    assert fresh.conf.get(session.TASKS_PYTHON) == tasks
+    assert fresh.conf.get(session.TASKS_PYTHON, tasks) == tasks
     # A Python in the same directory plans with the same sparklog.
-    monkeypatch.setattr(session, "_default_python", lambda context: sys.executable)
+    monkeypatch.setattr(session, "_registered_python", lambda spark: sys.executable)
     sparklog.register(spark.newSession())
     assert len(pythons) == 1
+
+
+@pytest.mark.spark
+def test_format_is_registered_again_only_once(spark: SparkSession, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Spark logs each time that the format was replaced."""
+    fresh, sources = spark.newSession(), []
+    with session._registering_for(spark.sparkContext, "/usr/bin/another-python"):
+        fresh.dataSource.register(SparklogDataSource)
+    assert session._registered_python(fresh) == "/usr/bin/another-python"
+    assert not session.is_planned_here(fresh)
+    sparklog.register(fresh)
+    assert session._registered_python(fresh) == workers_python()
+    assert session.is_planned_here(fresh)
+    monkeypatch.setattr("pyspark.sql.datasource.DataSourceRegistration.register", sources.append)
+    sparklog.register(fresh)
+    assert sources == []
+
+
+@pytest.mark.spark
+def test_workers_need_the_packages_of_sparklog(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In a checkout, Python finds sparklog in the current directory even if the environment is not activated."""
+    python = tmp_path / "bare-python"
+    python.write_text(f'#!/bin/sh\nPYTHONPATH="$PYTHONPATH:{REPOSITORY}" exec {sys.executable} -S "$@"\n')
+    python.chmod(0o755)
+    monkeypatch.setattr(session, "_checked", set())
+    fresh = spark.newSession()
+    fresh.conf.set(session.TASKS_PYTHON, str(python))
+    with pytest.raises(sparklog.BadRequest, match=r"cannot import sparklog \(ModuleNotFoundError: No module named"):
+        sparklog.register(fresh)
+    assert not session._checked
 
 
 WITHOUT = """
@@ -261,7 +294,7 @@ spark.stop()
     ("broken", "says"),
     [
         ("exec PYTHON -S", "do not start on 127.0.0.1 (PYTHON: Error while finding module specification for 'pyspark."),
-        ("PYTHONPATH=SITE exec PYTHON -S", "on HOST are PYTHON, which cannot import sparklog (ModuleNotFoundError"),
+        ("PYTHONPATH=SITE exec PYTHON -S", "on HOST run PYTHON, which cannot import sparklog (ModuleNotFoundError"),
     ],
 )
 @pytest.mark.usefixtures("spark_folder")
