@@ -13,8 +13,9 @@ forks a server, which imports the packages of all kinds in the background:
    sends SIGTERM to the process (F_SETSIG).
 
 * **Rejection**: The server rejects a request if the process has a memory limit, or if an environment variable differs
-  that may have an effect on the interpreter, such as PYTHONPATH or PYTHONHASHSEED. Variables that Spark reads after the
-  start may differ. If the server rejects the request or does not exist, the client becomes the process itself.
+  that may have an effect on the interpreter, such as PYTHONPATH or PYTHONHASHSEED. sparklog-python sets variables for
+  the Python executable and the current directory. Variables that Spark reads after the start may differ. If the server
+  rejects the request or does not exist, the client becomes the process itself.
 * **End**: The server ends when its standard input is closed, which the first daemon has inherited from the JVM. Each
   process notices the end of the JVM by its own standard input or socket, as without a server.
 * **Access**: The local directory belongs to the user of the application, and the server verifies the user of a client.
@@ -146,16 +147,19 @@ def _accept(listener: socket.socket, expected: Mapping[str, str]) -> tuple[ForkR
     with suppress(OSError, ValueError):
         connection.settimeout(CLIENT_SECONDS)
         received, files = _receive(connection)
-        if interpreter_environment(received.environ) == expected and len(files) == FILES:
-            if os.fork() == 0:
-                try:
-                    _take_over(connection, received, files)
-                except BaseException:  # noqa: BLE001 - this process must not continue as a server
-                    os._exit(1)
-                return received, False
-            request = received
-        for file in files:
-            os.close(file)
+        try:
+            if interpreter_environment(received.environ) == expected and len(files) == FILES:
+                if os.fork() == 0:
+                    try:
+                        _take_over(connection, received, files)
+                    except BaseException:  # noqa: BLE001 - this process must not continue as a server
+                        os._exit(1)
+                    files = []
+                    return received, False
+                request = received
+        finally:
+            for file in files:
+                os.close(file)
     connection.close()
     return request, True
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import shutil
@@ -17,7 +18,7 @@ from typing import Any
 
 import pytest
 
-from sparklog.datasource.fork_server import MEMORY_LIMITS, SOCKET, interpreter_environment
+from sparklog.datasource.fork_server import MEMORY_LIMITS, SOCKET, _accept, interpreter_environment
 from sparklog.datasource.worker_daemon import TASKS, WRITES
 from tests.datasource.spark_session import REPOSITORY
 
@@ -39,7 +40,8 @@ def facts():
         "threads": os.environ.get("OMP_NUM_THREADS"),
         "imported": "pyarrow.compute" in sys.modules,
         "workers": [name for name in sys.modules if name.startswith("pyspark.sql.") and name.count(".") == 3],
-        "random": float(sys.modules["numpy"].random.random()) if "pandas" in sys.modules else None,
+        "pandas": "pandas" in sys.modules,
+        "random": float(sys.modules["numpy.random"].random()) if "numpy.random" in sys.modules else None,
         "garbage": [gc.isenabled(), gc.get_freeze_count() > 1000],
         "signals": [signal.getsignal(signal.SIGINT) is signal.default_int_handler, signal.getsignal(signal.SIGCHLD)],
     }
@@ -91,11 +93,18 @@ class Application:
     def socket(self) -> Path:
         return self.local / SOCKET
 
-    def start(self, *arguments: str, **environ: str) -> tuple[subprocess.Popen[str], dict[str, Any]]:
+    def start(
+        self, *arguments: str, cwd: Path | None = None, **environ: str
+    ) -> tuple[subprocess.Popen[str], dict[str, Any]]:
         """Start a process as the JVM does, and return it with the facts that it prints."""
         pipe = subprocess.PIPE
         process = subprocess.Popen(
-            [self.script, "-m", *arguments], env={**self.environ, **environ}, stdin=pipe, stdout=pipe, text=True
+            [self.script, "-m", *arguments],
+            env={**self.environ, **environ},
+            stdin=pipe,
+            stdout=pipe,
+            text=True,
+            cwd=cwd,
         )
         self.processes.append(process)
         assert process.stdout is not None
@@ -165,18 +174,24 @@ def test_plan_of_a_write_imports_pandas_for_later_processes(application: Applica
     pytest.importorskip("pandas")
     application.start("pyspark.daemon", FIRST)
     wait_until(lambda: bool(application.start("pyspark.daemon", SECOND)[1]["imported"]))
-    assert application.start("pyspark.daemon", SECOND)[1]["random"] is None
+    assert not application.start("pyspark.daemon", SECOND)[1]["pandas"]
     assert application.start("pyspark.daemon", WRITES)[1]["workers"] == [WRITES]
+    wait_until(lambda: bool(application.start("pyspark.daemon", SECOND)[1]["pandas"]))
+
+
+def test_processes_have_random_states_of_their_own(application: Application, tmp_path: Path) -> None:
+    """Even if numpy.random was imported without pandas."""
+    (tmp_path / "path" / "pyspark" / "sql" / "worker" / "write_into_data_source.py").write_text("import numpy.random\n")
+    application.start("pyspark.daemon", FIRST)
     wait_until(lambda: application.start("pyspark.daemon", SECOND)[1]["random"] is not None)
-    randoms = {application.start("pyspark.daemon", SECOND)[1]["random"] for _ in range(3)}
-    assert len(randoms) == 3
+    assert len({application.start("pyspark.daemon", SECOND)[1]["random"] for _ in range(3)}) == 3
 
 
 def test_pandas_is_not_imported_after_the_daemon_of_tasks_has_started(application: Application) -> None:
     application.start("pyspark.daemon", FIRST)
     wait_until(lambda: bool(application.start("pyspark.daemon", SECOND)[1]["imported"]))
     for worker in (TASKS, WRITES, SECOND, SECOND):
-        assert application.start("pyspark.daemon", worker)[1]["random"] is None
+        assert not application.start("pyspark.daemon", worker)[1]["pandas"]
 
 
 @pytest.mark.parametrize(
@@ -202,6 +217,32 @@ def test_process_with_another_environment_starts_without_the_server(
     assert other["parent"] == (server if is_forked else os.getpid())
     assert other["threads"] == change.get("OMP_NUM_THREADS")
     assert other["arguments"] == [SECOND]
+
+
+def test_process_of_another_python_starts_without_the_server(application: Application, tmp_path: Path) -> None:
+    """As with different values of spark.pyspark.driver.python and spark.pyspark.python in a local session."""
+    application.start("pyspark.daemon", FIRST)
+    other = tmp_path / "other" / "bin"
+    other.mkdir(parents=True)
+    application.script = shutil.copy(application.script, other)
+    (other / "python3").symlink_to(sys.executable)
+    assert application.start("pyspark.daemon", SECOND)[1]["parent"] == os.getpid()
+
+
+def test_process_in_another_directory_starts_without_the_server(application: Application, tmp_path: Path) -> None:
+    """The server would fork the process in its own directory."""
+    application.start("pyspark.daemon", FIRST)
+    assert application.start("pyspark.daemon", SECOND, cwd=tmp_path)[1]["parent"] == os.getpid()
+
+
+def test_python_that_needs_its_home_starts_without_the_server(application: Application) -> None:
+    python = Path(application.script).with_name("python3")
+    python.unlink()
+    python.write_text(f'#!/bin/sh\n[ "$2" != -E ] || exit 1\nexec "{sys.executable}" "$@"\n')
+    python.chmod(0o755)
+    application.environ["PYTHONHOME"] = sys.base_prefix
+    for worker in (FIRST, SECOND):
+        assert application.start("pyspark.daemon", worker)[1]["parent"] == os.getpid()
 
 
 def test_end_of_the_client_ends_the_process_and_the_other_way_round(application: Application) -> None:
@@ -246,6 +287,24 @@ def test_incomplete_request_leaves_no_files_open(application: Application) -> No
     _, third = application.start("pyspark.daemon", SECOND)
     assert third["parent"] == second["parent"]
     wait_until(lambda: len(list(files.iterdir())) <= before)
+
+
+def test_failed_fork_leaves_no_files_open(application: Application, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail() -> int:
+        raise OSError(errno.EAGAIN, "too many processes")
+
+    monkeypatch.setattr(os, "fork", fail)
+    with socket.socket(socket.AF_UNIX) as listener, socket.socket(socket.AF_UNIX) as client:
+        listener.bind(str(application.socket))
+        listener.listen()
+        client.connect(str(application.socket))
+        request = b"pyspark.daemon\0\0A=b"
+        socket.send_fds(client, [len(request).to_bytes(4, "big")], [0, 1, 2])
+        client.sendall(request)
+        files = Path("/proc/self/fd")
+        before = len(list(files.iterdir()))
+        assert _accept(listener, interpreter_environment({"A": "b"})) == (None, True)
+        assert len(list(files.iterdir())) == before
 
 
 @pytest.mark.parametrize("limit", MEMORY_LIMITS)
