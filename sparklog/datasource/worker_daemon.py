@@ -7,8 +7,8 @@ module instead of `pyspark.daemon`, and is the only way to replace the daemons o
 first daemon for a data source also starts a server that forks the later daemons (`sparklog.datasource.fork_server`).
 
 * **Other code of the user** runs in the same workers. The daemon imports only packages that support a fork. numpy and
-  pyarrow stop and restore their threads in a fork. The daemon must not import numpy.random unless each fork sets a new
-  random state, because otherwise all workers would have the same state.
+  pyarrow stop and restore their threads in a fork. Each fork sets a new state of numpy.random if it has been imported,
+  because otherwise all workers would have the same state.
 * **Files of the session** (`--py-files`) come first in the path of a worker, but do not replace packages that the
   daemon has imported.
 * **Output**: Spark reads the port of the daemon from the standard output of the daemon, so the output of imports is
@@ -71,6 +71,7 @@ _forked: set[str] = set()
 
 def main() -> None:
     """Run the daemon. The first argument is the module of the workers, as for `pyspark.daemon`."""
+    os.register_at_fork(after_in_child=_set_random_state)
     request = None
     if not any(name in os.environ for name in MEMORY_LIMITS):
         threads = os.environ.get(THREADS)
@@ -123,17 +124,23 @@ def _import_steps(modules: Iterable[str]) -> Iterator[None]:
 def _import_later(module: str) -> Iterator[None]:
     """Import pandas when a write is planned before the daemon of tasks has started, if pandas is installed.
 
-    Spark returns the result of each write task with `pyarrow.array`, which imports pandas in each new worker. pandas
-    imports numpy.random, so each fork gets a state of its own.
+    Spark returns the result of each write task with `pyarrow.array`, which imports pandas in each new worker.
     """
     _forked.add(module)
     if module == WRITES and TASKS not in _forked and "pandas" not in sys.modules:
         with suppress(Exception):
-            import numpy.random
-
             import_module("pandas")
-            os.register_at_fork(after_in_child=numpy.random.seed)
     yield
+
+
+def _set_random_state() -> None:
+    """Set a new state of `numpy.random` in a forked process, as Python does for the module `random`.
+
+    numpy 1 imports numpy.random, numpy 2 does not, and pandas does with both.
+    """
+    module = sys.modules.get("numpy.random")
+    if module is not None:
+        module.seed()
 
 
 @contextmanager

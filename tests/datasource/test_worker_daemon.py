@@ -26,6 +26,7 @@ SCRIPT = REPOSITORY / "conf" / "sparklog-python"
 
 WORKER = """
 import gc, json, os, random, sys
+import numpy.random
 print("an import that writes to the standard output", flush=True)
 os.write(1, b"as a library does\\n")
 
@@ -113,7 +114,7 @@ from sparklog.datasource.worker_daemon import IMPORTS
 worker = sys.argv[1]
 worker_daemon.preload(worker)
 missing = {worker, *IMPORTS[worker]} - set(sys.modules)
-unwanted = ("pandas", "numba", "numpy.random", "obstore", "asyncio", "pyspark.pandas")
+unwanted = ("pandas", "numba", "obstore", "asyncio", "pyspark.pandas")
 from sparklog.format.kernels.kernel_choice import choice
 print(sorted(missing), [name for name in unwanted if name in sys.modules], threading.active_count(), choice.loaded > 3)
 child = os.fork()
