@@ -28,6 +28,10 @@ def main(given: list[str]) -> int:
         remedy = "install sparklog into the driver's Python, or ship an environment that has it (--archives)"
         print(f"spark_job.py: Python at {sys.executable} has no module {missing.name}: {remedy}", file=sys.stderr)
         return 2
+    except ImportError as error:
+        remedy = "install the release of sparklog that printed this file"
+        print(f"spark_job.py: Python at {sys.executable} has another sparklog ({error}): {remedy}", file=sys.stderr)
+        return 2
     return int(job.main(given[1:]))
 
 

@@ -230,6 +230,16 @@ def test_spark_job_file_runs_all_jobs(tmp_path: Path, capsys: pytest.CaptureFixt
     assert set(job["JOBS"]) == {*HELP, "verify"}
 
 
+def test_spark_job_file_names_an_older_sparklog(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.delattr("sparklog.jobs.job_module")
+    assert runpy.run_path(str(CONF / "spark_job.py"))["main"](["compact"]) == 2
+    said = capsys.readouterr().err
+    assert said.count("\n") == 1
+    assert "install the release of sparklog that printed this file" in said
+
+
 @pytest.mark.parametrize("script", ["conf/spark_job.py", "jobs/to_delta.py"])
 @pytest.mark.parametrize(("given", "option"), [((), "--storage-option"), (("--checkpoint", "c"), "--metadata")])
 def test_submitted_to_delta_is_a_query_only_with_a_checkpoint(
