@@ -216,7 +216,10 @@ def send(event: str, **fields: Any) -> None:
 
 
 def _line(error: object) -> str:
-    return " ".join(str(error).split())[:300]
+    """Return one line that describes an error. If Java has reported causes, the last cause is the line."""
+    text = str(error)
+    causes = [line for line in text.splitlines() if line.startswith("Caused by: ")]
+    return " ".join((causes[-1] if causes else text).split())[:300]
 
 
 if __name__ == "__main__":
