@@ -15,7 +15,7 @@ BUSY = 8
 FLAT = 1.1
 """The largest ratio of the last window to the first window that is not in bold."""
 Figures = Mapping[str, Any]
-ABOUT = """# Hours in real time
+ABOUT = """# Streaming queries in real time
 
 This page compares three streaming queries that run side by side on one host. One query writes to a sparklog topic with
 16 partitions, one to a Delta Lake table and one to an Iceberg table. Each query reads 2,000 records of about 110 bytes
@@ -103,7 +103,7 @@ def about(results: Figures) -> list[str]:
         f"* **Host**: {results['machine']}",
         f"* **Load** of the host: {results['load']:.1f} before, {min(loads):.1f} to {max(loads):.1f} during the run",
         *([f"* **Note**: {note}"] if max(loads) > BUSY else []),
-        f"* **Date**: {results['date']}, {count} windows of {minutes:g} minutes ({count * minutes / 60:.2g} hours)",
+        f"* **Date**: {results['date']}, {count} windows of {minutes:g} minutes",
         f"* **Command**: `{results['command']}`",
         f"* **Versions**: {formats}",
         "",
