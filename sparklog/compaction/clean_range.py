@@ -84,7 +84,8 @@ def cleanable(
     If the first dirty offset is inside a segment, the segment is both clean and cleanable, as in Kafka. A cleaner
     checkpoint outside of `[log_start, log_end]` is ignored. As in Kafka, the pass then starts at the log start.
     `first_batch_ts` returns the largest timestamp (ms) of a segment's first batch, which it reads from the file. It is
-    called only for dirty segments, and only if the topic sets `max.compaction.lag.ms`.
+    called only for dirty segments, and only if `max.compaction.lag.ms` is less than `now_ms`, which the built-in
+    default is not.
     """
     closed = list(takewhile(lambda segment: segment.sealed and not segment.active, segments))
     active_base = segments[len(closed)].base if len(closed) < len(segments) else offsets.log_end
@@ -104,8 +105,7 @@ def cleanable(
     total = clean_bytes + cleanable_bytes
     ratio = cleanable_bytes / total if total else 0.0
     oldest = now_ms - configs.max_compaction_lag_ms
-    limited = "max.compaction.lag.ms" in configs.explicit
-    overdue = limited and any(0 < first_batch_ts(segment) < oldest for segment in dirty)
+    overdue = oldest > 0 and any(0 < first_batch_ts(segment) < oldest for segment in dirty)
     min_ratio = float(configs.text("min.cleanable.dirty.ratio"))
     return Cleanable(
         partition=offsets.partition,

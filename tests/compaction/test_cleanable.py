@@ -151,6 +151,14 @@ def test_max_compaction_lag_overrides_the_dirty_ratio(lag: int, overdue: bool) -
     assert asked == [20], "clean segments are not opened for it"
 
 
+@pytest.mark.parametrize(("lag", "overdue"), [("8999", True), ("9000", False)])
+def test_max_compaction_lag_may_be_a_root_default(lag: str, overdue: bool) -> None:
+    own = {"cleanup.policy": "compact", "min.cleanable.dirty.ratio": "1"}
+    configs = TopicConfigs(own, {"max.compaction.lag.ms": lag})
+    mine = cleanable(LOG, CleanerOffsets(3, 20, 0, 35, 35), configs, 10_000, lambda each: each.first_ts)
+    assert (mine.overdue, mine.is_due) == (overdue, overdue)
+
+
 def test_overdue_requires_a_timestamp_and_cleanable_offsets() -> None:
     late = {"max_compaction_lag_ms": 10, "min_cleanable_dirty_ratio": 1}
     assert not plan([segment(0, 10, max_ts=-1), active(10, 35)], **late).overdue
