@@ -98,7 +98,11 @@ class _MatchingBlocks:
         end = np.append(base[1:], planned.end)
         if not (base < end).all():
             return None
-        records = -(-planned.records * size // planned.size)
+        records = end - base
+        if planned.records < planned.end - planned.base:
+            # The number of records in a block is not stored. The estimate must be less than the number of offsets,
+            # because readers treat a gap between batches as corruption if there is a record at each offset.
+            records = np.minimum(-(-planned.records * size // planned.size), records - 1)
         position = planned.position + np.cumsum(size) - size
         columns = {"position": position, "size": size, "base": base, "end": end, "records": records, "crc": crc}
         return cls(columns)._select(key_filter.may_contain(hashes))

@@ -10,6 +10,7 @@ import pytest
 import sparklog
 from sparklog.errors import BadRequest, Corrupt, SparklogError, Unavailable
 from sparklog.format.key_filter import encode_filters
+from sparklog.limits import Limits
 from sparklog.log.journal.names import filter_path
 from sparklog.log.read import key_filters
 from sparklog.log.read.key_filters import key_filters_of
@@ -146,6 +147,29 @@ def test_damage_in_a_block_is_reported_with_its_position() -> None:
     assert topic.scan(keys=[b"key-17"]).to_table().num_rows == 1
     with pytest.raises(Corrupt, match=r"CRC-32C does not match its bytes; restore the file"):
         topic.scan(keys=[b"key-6800"]).to_table()
+
+
+@pytest.mark.parametrize("roll", [False, True])
+def test_a_gap_between_the_batches_of_a_block_is_not_corruption(roll: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first block has 20 of 40 records, 21 offsets, and 52 % of the bytes, so its estimate is 21 records."""
+    monkeypatch.setattr("sparklog.format.key_filter.PIECE_BYTES", 25_000)
+    world = World(limits=Limits(filter_min_bytes=1))
+    topic = world.root().create_topic("t")
+    keys = [b"key-%02d" % n for n in range(40)]
+    for i, value_bytes in enumerate((1100, 1100, 1020, 1020)):
+        rows = pa.table({"key": keys[10 * i : 10 * i + 10], "value": [b"v" * value_bytes] * 10})
+        topic.append(rows, options=WriteOptions(codec="none"))
+        if i == 0:
+            transaction = sparklog.transactional(world.root(), "job").begin()
+            transaction.append("t", pa.table({"key": [b"aborted"], "value": [b"v"]}))
+            transaction.prepare()
+            transaction.abort()
+    sparklog.compact(world.root(), roll=roll)
+    (path,) = world.topic("t").log.read_snapshot().slices.paths()
+    (made,) = key_filters.decode_filters(world.store.get(filter_path(f"t/{path}")))
+    assert [piece.offset - made.pieces[0].offset for piece in made.pieces] == [0, 21]
+    assert [record is None for record in map(world.topic("t").get, keys)] == [False] * 40
+    assert world.topic("t").scan(keys=keys).to_table()["key"].to_pylist() == keys
 
 
 def test_filters_of_entire_slices_from_earlier_releases_are_read(world: FilteredWorld) -> None:
