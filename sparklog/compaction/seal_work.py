@@ -173,7 +173,7 @@ class SegmentOutput:
             part: The slices to seal.
             writer: The writer of the segments.
             transactions: A function that returns all transactions that Kafka producers aborted in the partition. It is
-                called if a slice was written by a Kafka producer.
+                called if a slice contains control batches of Kafka producers.
             end: The offset at which to stop. Batches at or after this offset are skipped.
             keyed: Whether large segments get filters of their keys.
         """
@@ -284,7 +284,9 @@ class SegmentOutput:
             flags=flags,
             modified_ms=max(row.max_ts for row in rows),
         )
-        if flags & SliceFlag.KAFKA_PRODUCERS:
+        if flags & SliceFlag.KAFKA_PRODUCERS and headers.is_control.any():
+            # Only batches with ABORT markers have entries. Without this condition, each seal of a partition that Kafka
+            # producers write through `serve` would read all of the producers' slices.
             if self._aborted is None:
                 self._aborted = self._find_aborted()
             aborted = self._aborted

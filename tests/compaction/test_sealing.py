@@ -611,6 +611,19 @@ def test_kafkas_transactions_get_kafkas_transaction_index(memory: CountedRoot, f
     assert slices.flags.tolist() == flags
 
 
+def test_sealing_batches_of_kafka_producers_reads_only_the_slices_to_seal(memory: CountedRoot) -> None:
+    topic = memory.topic(1)
+    for _ in range(3):
+        appended_by_hand(memory, topic, [batch_of(0, [0, 1], 1)], int(SliceFlag.KAFKA_PRODUCERS))
+        (work,) = plan(memory, topic, roll=True)
+        before = memory.store.bytes_read
+        work.run()
+        assert memory.store.bytes_read - before == work.nbytes
+        seal(memory, topic, roll=True)
+    assert shape(topic) == [(0, 2, True), (2, 4, True), (4, 6, True)]
+    assert topic.log.snapshot().slices.select(0).flags.tolist() == [int(SliceFlag.KAFKA_PRODUCERS)] * 3
+
+
 def test_slices_of_many_partitions_are_fetched_together(memory: CountedRoot) -> None:
     topic = memory.topic(8)
     for i in range(10):
