@@ -134,7 +134,10 @@ def _ends_at(view: LogView, topic: str, time_ms: int, bounds: Mapping[int, Bound
                 f"{iso_time(time_ms)} is before the first record of {topic}-{partition} (offset {result.offset}, "
                 f"{iso_time(result.timestamp)}), because earlier records were deleted; use a later time"
             )
-        ends[partition] = limits.end(READ_COMMITTED) if result is None else result.offset
+        end = limits.end(READ_COMMITTED)
+        # The lookup stops at the last stable offset of the partition. The end may be lower, because a transaction is
+        # hidden in all partitions until it is visible in each of them.
+        ends[partition] = end if result is None else min(result.offset, end)
     return ends
 
 

@@ -182,6 +182,30 @@ def test_a_table_contains_committed_but_no_aborted_records() -> None:
     assert pairs(topic.table(as_of={0: 3}).to_table()) == [("b", "2"), ("a", "1")]
 
 
+def test_a_table_as_of_a_time_ends_before_a_hidden_transaction() -> None:
+    """An open transaction in partition 0 hides a committed transaction, which is therefore also hidden in partition 1.
+    There, it is followed by the first record at or after the time.
+    """
+    world = TopicsWorld(partitions=2)
+    topic = world.topic("a")
+    open_transaction = world.producer("open").begin()
+    open_transaction.append("a", keyed_rows(("open", "1"), partition=0))
+    open_transaction._prepare_topics()
+    with world.producer().begin() as transaction:
+        for number in (0, 1):
+            transaction.append("a", keyed_rows((f"k{number}", "2"), partition=number))
+    world.now_ms += 1000
+    time_ms = world.now_ms
+    topic.append(keyed_rows(("late", "3"), partition=1))
+    assert plan_table(RootView(topic.root), "a", time_ms) == []
+    table = topic.table(as_of=time_ms)
+    assert pairs(topic.table().to_table()) == pairs(table.to_table()) == []
+    live = table.follow()
+    open_transaction.abort()
+    assert live.refresh()
+    assert sorted(pairs(live.to_table())) == [("k0", "2"), ("k1", "2"), ("late", "3")]
+
+
 def test_a_followed_table_reports_a_deleted_or_recreated_topic() -> None:
     world = TopicsWorld()
     topic = world.topic("a")
