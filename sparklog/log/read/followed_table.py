@@ -215,7 +215,9 @@ class FollowedTable(Mapping[bytes, pa.RecordBatch]):
         return self._rows.setdefault(int(fixed_values(batch.column("partition"), np.int32)[0]), _PartitionRows())
 
     def _reread(self, partition: int, end: int) -> None:
-        rows = self._rows[partition] = _PartitionRows()
+        rows = _PartitionRows()
         for batch in latest_records(plan_table(self._view, self.topic, {partition: end}, [partition]), self._read):
             rows.put(batch)
+        # Replace the rows only now, so that the table keeps its rows if the read fails.
+        self._rows[partition] = rows
         self._tail.positions[partition] = end

@@ -13,7 +13,8 @@ import pytest
 
 import sparklog
 from sparklog.common.times import iso_time
-from sparklog.errors import BadRequest, Conflict, NotFound, SparklogError
+from sparklog.errors import BadRequest, Conflict, NotFound, SparklogError, Unavailable
+from sparklog.log.read import followed_table
 from sparklog.log.read.read_plan import NativeReadPart
 from sparklog.log.read.table_plan import AsOf, cuts_of, plan_table
 from sparklog.log.state.view import COLUMNS, READ_COMMITTED, BatchRanges, OffsetRange, Stored
@@ -258,6 +259,27 @@ def test_a_followed_table_deletes_keys_whose_tombstones_were_compacted() -> None
     assert live.refresh()
     assert "c" not in live
     assert sorted(pairs(live.to_table())) == sorted(pairs(topic.table().to_table())) == [("a", "9"), ("b", "6")]
+
+
+def test_a_followed_table_keeps_its_rows_if_a_refresh_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    world = TopicsWorld()
+    topic = compacted(world)
+    live = topic.table().follow()
+    before = sorted(pairs(live.to_table()))
+    topic.append(keyed_rows(("a", "7"), partition=0))
+    world.now_ms += DAY_MS
+    sparklog.compact(topic.root, topics=["a"], roll=True, now_ms=world.now_ms)
+
+    def fail(*args: object, **options: object) -> None:
+        raise Unavailable("the store is busy")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(followed_table, "latest_records", fail)
+        with pytest.raises(Unavailable, match="the store is busy"):
+            live.refresh()
+    assert sorted(pairs(live.to_table())) == before == [("a", "5"), ("b", "6"), ("c", "4")]
+    assert live.refresh()
+    assert sorted(pairs(live.to_table())) == [("a", "7"), ("b", "6"), ("c", "4")]
 
 
 def test_a_table_whose_topic_is_compacted_during_the_read_fails() -> None:
