@@ -2,7 +2,7 @@
 
 Offsets are not sufficient, because markers, aborted records and compaction leave gaps. Each slice stores its number of
 records. A count is an upper bound if the log start offset or the last stable offset is inside a slice with gaps, or if
-Kafka's ABORT markers abort some of the records.
+Kafka's ABORT markers may abort some of the records.
 """
 
 from __future__ import annotations
@@ -72,11 +72,13 @@ def count_of(snapshot: Snapshot, bounds: Mapping[int, Bounds], isolation: str) -
 
 
 def _counted(snapshot: Snapshot, partition: int, start: int, end: int, isolation: str) -> PartitionCount:
-    slices = visible(snapshot.slices.select(partition, start, end), isolation)
+    following = snapshot.slices.select(partition, start)
+    slices = visible(following[: int(following.base.searchsorted(end))], isolation)
     low, high = np.maximum(slices.base, start), np.minimum(slices.end, end)
     cut, gaps = high - low < slices.end - slices.base, slices.records < slices.end - slices.base
     records = np.minimum(slices.records, high - low)
-    has_aborted = isolation == READ_COMMITTED and bool((slices.flags & int(SliceFlag.KAFKA_ABORTED)).any())
+    # The ABORT marker of a transaction may be in a slice after the range.
+    has_aborted = isolation == READ_COMMITTED and bool((following.flags & int(SliceFlag.KAFKA_ABORTED)).any())
     exact = not has_aborted and not bool((cut & gaps).any())
     total, filled = int(records.sum()), records > 0
     timed = filled & (slices.min_ts >= 0)

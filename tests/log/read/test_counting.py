@@ -7,7 +7,13 @@ from pathlib import Path
 import pyarrow as pa
 
 import sparklog
+from sparklog.log.read.counting import count_of
+from sparklog.log.state.slices import SliceFlag
+from sparklog.log.state.view import READ_COMMITTED, READ_UNCOMMITTED, Bounds
 from sparklog.log.topic.topic import Topic
+from tests.log.read.test_scan_imported import batch_of
+from tests.log.rewriting import appended_by_hand
+from tests.support.counted_root import CountedRoot
 
 KAFKA = Path(__file__).parents[3] / "examples" / "data" / "kafka-log-dir"
 
@@ -59,3 +65,19 @@ def test_counts_of_imported_topics_report_if_they_are_not_exact(tmp_path: Path) 
     sparklog.import_kafka(root, KAFKA, configs={"retention.ms": -1})
     for name in root.topics():
         check(root.topic(name))
+
+
+def test_a_count_is_not_exact_if_an_abort_marker_follows_the_range(tmp_path: Path) -> None:
+    counted_root = CountedRoot("memory", tmp_path)
+    topic = counted_root.topic()
+    for flags in (SliceFlag.KAFKA_PRODUCERS, SliceFlag.KAFKA_PRODUCERS | SliceFlag.KAFKA_ABORTED, SliceFlag.NONE):
+        appended_by_hand(counted_root, topic, [batch_of(0, [0, 1], 1)], int(flags))
+    snapshot = topic.log.snapshot()
+    for start, end, isolation, is_exact in (
+        (0, 2, READ_COMMITTED, False),
+        (0, 6, READ_COMMITTED, False),
+        (4, 6, READ_COMMITTED, True),
+        (0, 2, READ_UNCOMMITTED, True),
+    ):
+        counted = count_of(snapshot, {0: Bounds(start, 6, end, end)}, isolation)
+        assert (counted.records, counted.is_exact) == (end - start, is_exact)
