@@ -304,8 +304,13 @@ class Upkeep:
         return self.results()
 
     def maintain(self, report: CopyReport) -> None:
-        if self._max_files and report.commits and self.is_due("merge", MERGE_INTERVAL_MS):
+        if not (self._max_files and report.commits and self.is_due("merge", MERGE_INTERVAL_MS)):
+            return
+        try:
             merge_small_files(self._table, self._max_files, self._env.new_id, self.report)
+        except BadRequest as error:
+            # The library of the table format does not support all features of tables that appends support.
+            log(f"the small files of table {self._table.name} are not merged: {error}")
 
     def results(self) -> dict[str, Any]:
         return {"merged_files": self.report.merged_files}

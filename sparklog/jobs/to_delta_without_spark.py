@@ -18,11 +18,8 @@ from typing import Annotated
 
 from sparklog.console.options import name_and_value
 from sparklog.console.parameters import Option
-from sparklog.errors import BadRequest
 from sparklog.jobs.common import job, parse
 from sparklog.jobs.table_options import TableJob, Upkeep
-from sparklog.output import log
-from sparklog.tables.copy import CopyReport
 from sparklog.tables.functions import delta_tables
 
 
@@ -49,16 +46,6 @@ class ToDeltaTable(TableJob):
         self.storage_options = dict(name_and_value(text, "--storage-option") for text in self.storage_option or ())
 
 
-class DeltaUpkeep(Upkeep):
-    """Maintains the table of a job after commits, if deltalake supports the features of the table."""
-
-    def maintain(self, report: CopyReport) -> None:
-        try:
-            super().maintain(report)
-        except BadRequest as error:
-            log(f"the small files of table {self._table.name} are not merged: {error}")
-
-
 SPARK_OPTIONS = {
     "--metadata": "the table always contains the columns of --metadata, unless --checkpoint is used",
 }
@@ -70,5 +57,5 @@ def main(words: Sequence[str]) -> int:
     options = arguments(words)
     view = options.open()
     table, quarantine = delta_tables(options.table, options.storage_options, view.env)
-    upkeep = DeltaUpkeep(table, options.max_files_per_partition, view)
+    upkeep = Upkeep(table, options.max_files_per_partition, view)
     return options.run("to-delta", view, table, quarantine, upkeep)

@@ -18,6 +18,7 @@ import pyarrow as pa
 import pytest
 from pyiceberg.catalog import Catalog
 from pyiceberg.catalog.sql import SqlCatalog
+from pyiceberg.table import DataScan
 from pyiceberg.utils.config import Config
 
 import sparklog
@@ -326,6 +327,27 @@ def test_failed_maintenance_does_not_fail_the_job(
         assert to_iceberg.main(words(tmp_path, *options, properties=rest.properties)) == DONE
     assert "maintenance of table shop.orders failed: the result of a commit" in capsys.readouterr().err
     assert sorted(row["key"] for row in rows(catalog)) == [b"0", b"1"]
+
+
+@pytest.mark.parametrize("kind", [ValueError, NotImplementedError])
+def test_table_that_cannot_be_merged_is_still_written(
+    root: Root, catalog: SqlCatalog, tmp_path: Path, kind: type[Exception],
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    def fail(*_: object) -> None:
+        raise kind("PyIceberg does not yet support equality deletes")
+
+    options = ("--snapshot-age", "0s")
+    append(root, {"0": "x"})
+    assert to_iceberg.main(words(tmp_path, *options)) == DONE
+    append(root, {"1": "x"})
+    with monkeypatch.context() as patch:
+        patch.setattr(DataScan, "plan_files", fail)
+        assert to_iceberg.main(words(tmp_path, *options)) == DONE
+    error = "the small files of table shop.orders are not merged: cannot read the manifests of table shop.orders: "
+    assert f"{error}PyIceberg does not yet support equality deletes" in capsys.readouterr().err
+    assert sorted(row["key"] for row in rows(catalog)) == [b"0", b"1"]
+    assert len(catalog.load_table(("shop", "orders")).snapshots()) == 1
 
 
 def test_records_are_copied_once_if_responses_are_lost(root: Root, tmp_path: Path) -> None:
