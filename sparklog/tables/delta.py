@@ -334,6 +334,8 @@ class DeltaLakeTable:
                 break
             partition += 1
         number = find(COMMIT_TRANSACTION)
+        # If the commit of another process is not in the latest entries, its id is unknown. Offsets do not depend on the
+        # id, but a quarantine then cannot tell which options the commit had, and may add bad records again.
         commit_id = watermark.commit_id if number is None else self._commit_ids.get(number, f"delta-{number}")
         return replace(watermark, next_offsets=offsets, commit_id=commit_id)
 
@@ -351,6 +353,9 @@ class DeltaLakeTable:
             actions = [json.loads(line).get("txn") for line in entry.splitlines() if b'"txn"' in line]
             transactions = {action["appId"]: action["version"] for action in actions if action is not None}
             if COMMIT_TRANSACTION in transactions:
+                commit_id = _commit_id(entry)
+                if commit_id is not None:
+                    self._commit_ids[transactions[COMMIT_TRANSACTION]] = commit_id
                 return transactions
         return {}
 
@@ -453,7 +458,7 @@ class DeltaLakeTable:
         if entry is None:
             # The request may still be in flight. If the entry was deleted, another commit came first.
             raise unknown from error
-        if commit_id is None or not _has_commit(entry, commit_id):
+        if commit_id is None or _commit_id(entry) != commit_id:
             raise Conflict(f"another commit to table {self.name} came first") from None
 
     def _read_entry(self, version: int) -> bytes | None:
@@ -527,13 +532,14 @@ def _commit_number(commit_id: str) -> int:
     return int.from_bytes(hashlib.sha256(commit_id.encode()).digest()[:8], "big") >> 1
 
 
-def _has_commit(entry: bytes, commit_id: str) -> bool:
+def _commit_id(entry: bytes) -> str | None:
+    """Return the id in an entry of the log, or None if another program has written the entry."""
     for line in entry.splitlines():
         with suppress(ValueError):
             action = json.loads(line)
             if isinstance(action, dict) and "commitInfo" in action:
-                return bool(action["commitInfo"].get(COMMIT_ID) == commit_id)
-    return False
+                return cast("str | None", action["commitInfo"].get(COMMIT_ID))
+    return None
 
 
 def _transform_text(by: PartitionBy) -> str:

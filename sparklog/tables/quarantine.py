@@ -4,7 +4,8 @@ The bad records of an interval are committed before its rows, with a watermark o
 killed between the two commits, the next run reads the interval again, and skips the bad records below this watermark.
 If the next run has other options, other records may be bad. In this case it does not skip any records, so a record may
 be in the quarantine table twice, or in both tables, but is never lost. The id of each commit therefore ends with a hash
-of the options.
+of the options. The same applies to a Delta table if other programs changed the table or deleted entries of its log
+between the two runs, because the id is stored in an entry of the log.
 """
 
 from __future__ import annotations

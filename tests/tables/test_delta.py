@@ -18,7 +18,9 @@ from deltalake import DeltaTable, write_deltalake
 import sparklog
 from sparklog.errors import BadRequest, Conflict, Unavailable
 from sparklog.log.journal.clocks import SYSTEM
-from sparklog.tables.delta import DeltaLakeTable
+from sparklog.tables.delta import MAX_ENTRIES, DeltaLakeTable
+from sparklog.tables.quarantine import Quarantine
+from sparklog.tables.rows import BAD_RECORD_SCHEMA
 from sparklog.tables.target import ChangeSet, NewFile, PartitionBy, RowChanges, TableLayout, TableState, UpsertEffect
 from sparklog.tables.watermark import Watermark
 
@@ -111,10 +113,30 @@ def test_another_process_reads_the_same_watermark(table: DeltaLakeTable, path: P
     table.append(state, [write(table, state, rows(5, 3))], watermark(8, "commit-1"))
     loaded = open_table(path).load()
     assert loaded is not None
-    assert loaded.watermark is not None
-    assert loaded.watermark.next_offsets == {0: 8, 1: 0}
-    assert loaded.watermark.commit_id.startswith("delta-")
+    assert loaded.watermark == watermark(8, "commit-1")
     assert loaded == open_table(path).load()
+
+
+def test_another_process_reads_the_offsets_if_the_commit_is_not_in_the_latest_entries(
+    table: DeltaLakeTable, path: Path
+) -> None:
+    table.append(table.create(APPEND, START), [], watermark(8, "commit-1"))
+    for number in range(MAX_ENTRIES):
+        DeltaTable(str(path)).alter.set_table_properties({"number": str(number)}, raise_if_not_exists=False)
+    found = loaded(open_table(path)).watermark
+    assert found is not None
+    assert found.next_offsets == {0: 8, 1: 0}
+    assert found.commit_id.startswith("delta-")
+
+
+def test_another_process_quarantines_no_record_twice(path: Path) -> None:
+    row = {"topic": "orders", "partition": 0, "offset": 6, "timestamp": 0, "value": b"x", "reason": "bad"}
+    for number in range(2):
+        after = START.advanced({0: 9}, f"commit-{number}")
+        with Quarantine(open_table(path), START, after, "0123456789abcdef", SYSTEM) as quarantine:
+            quarantine.add(pa.RecordBatch.from_pylist([row], BAD_RECORD_SCHEMA))
+            assert quarantine.commit()
+    assert DeltaTable(str(path)).to_pyarrow_table().num_rows == 1
 
 
 def test_table_that_another_process_created_first_is_returned(table: DeltaLakeTable, path: Path) -> None:
