@@ -30,6 +30,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
+from datetime import datetime
 from typing import IO, Any, cast
 from urllib.parse import unquote
 
@@ -255,7 +256,7 @@ class DeltaLakeTable:
         for action in actions:
             self._check_file(action)
             bounds = {
-                name: (action[f"min.{name}"], action[f"max.{name}"])
+                name: (action[f"min.{name}"], _upper_bound(action[f"max.{name}"]))
                 for name in state.schema.names
                 if action.get(f"min.{name}") is not None and action.get(f"max.{name}") is not None
             }
@@ -540,6 +541,15 @@ def _commit_id(entry: bytes) -> str | None:
             if isinstance(action, dict) and "commitInfo" in action:
                 return cast("str | None", action["commitInfo"].get(COMMIT_ID))
     return None
+
+
+def _upper_bound(value: Any) -> Any:
+    """Return an upper bound of a column, given its maximum in the log. Other writers such as Spark round the maximum of
+    timestamps down to milliseconds.
+    """
+    if not isinstance(value, datetime):
+        return value
+    return value.replace(microsecond=value.microsecond // 1000 * 1000 + 999)
 
 
 def _transform_text(by: PartitionBy) -> str:

@@ -380,6 +380,24 @@ def test_statistics_skip_files(table: DeltaLakeTable, path: Path) -> None:
     assert file.partition_values == (date(2026, 11, 29),)
 
 
+@pytest.mark.parametrize("zone", ["UTC", None])
+def test_rounded_bounds_of_timestamps_hide_no_key(
+    table: DeltaLakeTable, path: Path, zone: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Spark rounds the bounds of timestamps down to milliseconds."""
+    schema = pa.schema([pa.field("at", pa.timestamp("us", zone)), pa.field("n", pa.int64())])
+    bounds = {"at": f"2026-11-29T00:00:00.000{'Z' if zone else ''}"}
+    rounded = json.dumps({"numRecords": 1, "minValues": bounds, "maxValues": bounds, "nullCount": {"at": 0}})
+    monkeypatch.setattr("sparklog.tables.delta.statistics", lambda *_: rounded)
+    table.create(TableLayout(schema, "upsert", None, ("at",)), replace(START, mode="upsert"))
+    at = DAY.replace(microsecond=500, tzinfo=timezone.utc if zone else None)
+    for number in (1, 2):
+        row = pa.table({"at": [at], "n": [number]}, schema)
+        change = ChangeSet([RowChanges(row, row.select(["at"]).slice(0, 0))])
+        table.upsert(loaded(table), change, watermark(number, f"commit-{number}", mode="upsert"))
+    assert DeltaTable(str(path)).to_pyarrow_table()["n"].to_pylist() == [2]
+
+
 def test_added_columns_are_null_in_existing_rows(table: DeltaLakeTable, path: Path) -> None:
     state = table.create(UPSERT, replace(START, mode="upsert"))
     table.upsert(state, changes(rows(0, 8)), watermark(8, "commit-1", mode="upsert"))
