@@ -261,14 +261,16 @@ class TableJob(RowsJob):
         recorder: TableRunRecorder,
         maintain: Callable[[CopyReport], dict[str, Any]],
     ) -> None:
-        elapsed_ms = view.env.stopwatch()
+        elapsed_ms, commits = view.env.stopwatch(), copy.report.commits
         if copy.copy_interval():
             status(_progress(copy.report))
             signals.check()
             maintain(copy.report)
-            pause_ms = self.interval_ms
-        else:
-            pause_ms = min(self.interval_ms, view.poll_interval_ms)
+        pause_ms = self.interval_ms
+        if copy.report.commits == commits:
+            # There were no records, their changes did not fit in memory, or another run committed first. Each of these
+            # steps is a poll: after the commit of another run, it reads only the records that remain.
+            pause_ms = min(pause_ms, view.poll_interval_ms)
         remaining_ms = pause_ms - elapsed_ms()
         while True:
             # The record of a run is updated during a long pause, too.

@@ -27,6 +27,7 @@ from sparklog.jobs.common import DONE, FAILED, INTERRUPTED
 from sparklog.jobs.table_options import TableJob
 from sparklog.log.topic.root import Root, RootView
 from sparklog.maintenance.table_runs import read_table_runs
+from sparklog.tables.copy import TableCopy
 from sparklog.tables.iceberg import IcebergTable
 from sparklog.testing.world import World
 from tests.support.servers import schema_registry
@@ -251,6 +252,32 @@ def test_follow_copies_new_records_until_it_is_interrupted(
     )
     assert sorted(row["key"] for row in rows(catalog)) == [b"0", b"1", b"2", b"3"]
     assert all(0 < pause <= 20 for pause in pauses)
+
+
+def test_step_without_a_commit_is_repeated_before_the_interval_ends(
+    catalog: SqlCatalog, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root = World().root()
+    root.create_topic("orders")
+    append(root, {"0": "x"})
+    pauses: list[float] = []
+    copy_interval = TableCopy.copy_interval
+
+    def copy_at_second_call(copy: TableCopy) -> bool:
+        return not pauses or copy_interval(copy)
+
+    def sleep(seconds: float) -> None:
+        pauses.append(seconds)
+        if len(pauses) == 2:
+            raise KeyboardInterrupt
+
+    view = RootView(root)
+    monkeypatch.setattr(view, "env", replace(view.env, sleep=sleep))
+    monkeypatch.setattr(TableJob, "open", lambda _: view)
+    monkeypatch.setattr(TableCopy, "copy_interval", copy_at_second_call)
+    assert to_iceberg.main(words(tmp_path, "--follow", "--interval", "1h")) == INTERRUPTED
+    assert 0 < pauses[0] <= view.poll_interval_ms / 1000 < pauses[1]
+    assert [row["key"] for row in rows(catalog)] == [b"0"]
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
