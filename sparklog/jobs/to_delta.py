@@ -30,12 +30,22 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Annotated
 
+import pyarrow as pa
 from pyspark.errors import PySparkException
 from pyspark.sql import Column, DataFrame, SparkSession, Window
 from pyspark.sql import functions as F  # noqa: N812
 from pyspark.sql.pandas.types import from_arrow_type
 from pyspark.sql.streaming import StreamingQuery
-from pyspark.sql.types import BinaryType, BooleanType, DataType, StringType, StructField, StructType
+from pyspark.sql.types import (
+    ArrayType,
+    BinaryType,
+    BooleanType,
+    DataType,
+    MapType,
+    StringType,
+    StructField,
+    StructType,
+)
 
 import sparklog
 from sparklog.console.parameters import Option
@@ -50,7 +60,7 @@ from sparklog.log.topic.root import RootView
 from sparklog.maintenance.table_runs import CopiedRecords, TableRunRecorder
 from sparklog.opening import open_view, resolve
 from sparklog.output import log
-from sparklog.tables.rows import NO_KEY, TOMBSTONE, UNTYPED, RowDecoder, RowOptions, row_decoder
+from sparklog.tables.rows import NO_KEY, TOMBSTONE, UNTYPED, RowDecoder, RowOptions, check_names, row_decoder
 from sparklog.tables.watermark import NEXT_OFFSETS
 
 RECORD = ("topic", "partition", "offset", "timestamp", "key", "value")
@@ -80,7 +90,11 @@ def rows(records: DataFrame, options: RowOptions, topic: str) -> DataFrame:
     fields = {field.name: F.col("parsed").getField(field.name) for field in columns}
     if options.payload != "raw":
         keys, wrong_key = _key_columns(StructType(columns), options)
-        fields = {**{name: keys[name] for name in keys if name not in fields}, **fields, **keys}
+        key_only = {name: keys[name] for name in keys if name not in fields}
+        others = [*key_only, *(METADATA if options.metadata else ())]
+        columns += [StructField(name, StringType()) for name in others]
+        check_names(list(_with_names(StructType(columns))))
+        fields = {**key_only, **fields, **keys}
         wrong = F.coalesce(wrong_key, wrong)
     if options.metadata:
         fields |= {column: F.col(name) for column, name in zip(METADATA, POSITION, strict=True)}
@@ -92,6 +106,17 @@ def rows(records: DataFrame, options: RowOptions, topic: str) -> DataFrame:
         (F.col("value").isNull() if options.upsert else F.lit(False)).alias("deleted"),
         wrong.alias("reason"),
     )
+
+
+def _with_names(kind: DataType) -> pa.DataType:
+    """Return an Arrow type whose fields have the same names. All values that are not nested are strings."""
+    if isinstance(kind, StructType):
+        return pa.struct([pa.field(item.name, _with_names(item.dataType)) for item in kind])
+    if isinstance(kind, ArrayType):
+        return pa.list_(_with_names(kind.elementType))
+    if isinstance(kind, MapType):
+        return pa.map_(_with_names(kind.keyType), _with_names(kind.valueType))
+    return pa.string()
 
 
 def _decoded(records: DataFrame, decoder: RowDecoder) -> DataFrame:

@@ -256,12 +256,17 @@ def _open_values(options: RowOptions, topic: str) -> tuple[ValueColumns, pa.Sche
 
 def _with_position(fields: Sequence[pa.Field], options: RowOptions) -> pa.Schema:
     fields = [*fields, *(POSITION if options.metadata else ())]
+    check_names(fields)
+    return pa.schema(fields)
+
+
+def check_names(fields: Sequence[pa.Field]) -> None:
+    """Raise `BadRequest` if the names of two columns, or of two fields of a struct, are the same, ignoring case."""
     if (duplicate := _duplicate_name(fields)) is not None:
         raise BadRequest(
             f"the rows would contain column {duplicate} twice, because names are compared without case: rename the "
             f"column in {option_name('schema')}"
         )
-    return pa.schema(fields)
 
 
 def _duplicate_name(fields: Sequence[pa.Field]) -> str | None:

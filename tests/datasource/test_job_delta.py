@@ -254,6 +254,29 @@ def test_an_interrupted_table_creation_can_be_repeated(spark: SparkSession, tmp_
 
 
 @pytest.mark.spark
+@pytest.mark.parametrize(
+    ("schema", "options", "duplicate"),
+    [
+        ("id BIGINT, ID STRING", [], "ID"),
+        ("id BIGINT, id STRING", [], "id"),
+        ("id BIGINT, _offset BIGINT", ["--metadata"], "_offset"),
+        ("id BIGINT, _Offset BIGINT", ["--metadata"], "_offset"),
+        ("id BIGINT", ["--metadata", "--key-columns", "_topic"], "_topic"),
+        ("id BIGINT, at STRUCT<x: INT, X: INT>", [], r"at\.X"),
+        ("id BIGINT, at ARRAY<STRUCT<x: INT, X: INT>>", [], r"at\.item\.X"),
+        ("id BIGINT, at MAP<STRING, STRUCT<x: INT, X: INT>>", [], r"at\.entries\.value\.X"),
+    ],
+)
+def test_columns_with_the_same_name_are_rejected(
+    spark: SparkSession, schema: str, options: list[str], duplicate: str
+) -> None:
+    job = to_delta.arguments([*TO, "--payload", "json", "--schema", schema, *options])
+    record = "topic STRING, partition INT, offset BIGINT, timestamp TIMESTAMP, key BINARY, value BINARY"
+    with pytest.raises(BadRequest, match=f"would contain column {duplicate} twice"):
+        to_delta.rows(spark.createDataFrame([], record), job.rows, "orders")
+
+
+@pytest.mark.spark
 def test_values_with_the_schemas_of_a_registry_become_rows_in_tasks(spark: SparkSession, root: str) -> None:
     """The values have two versions of the schema. A record that does not match it becomes a row with a reason."""
     pytest.importorskip("fastavro")
