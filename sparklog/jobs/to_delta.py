@@ -273,7 +273,13 @@ class ToDelta(RowsJob, delta.DeltaQuery):
 
     table: TableOption
     checkpoint: CheckpointOption
-    metadata: Annotated[bool, Option(help=f"Add the columns {', '.join(METADATA)} to parsed rows.")] = False
+    metadata: Annotated[
+        bool,
+        Option(
+            help=f"Add the columns {', '.join(METADATA)} to parsed rows. If Python tasks decode the values, _partition"
+            " has the name _partition_id."
+        ),
+    ] = False
     starting_offsets: Annotated[
         str,
         Option(

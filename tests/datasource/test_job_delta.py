@@ -308,9 +308,12 @@ def test_values_with_the_schemas_of_a_registry_become_rows_in_tasks(spark: Spark
     assert [row.deleted for row in found] == [False, False, False, True]
     assert found[2].row is None
     assert [row.reason is None for row in found] == [True, True, False, True]
-    assert (texts[2].row.key, texts[2].row.value, texts[2].row._offset, texts[2].row._headers) == (
-        "3",
-        "broken",
-        2,
-        None,
-    )
+    assert texts[2].row.asDict() == {
+        "key": "3",
+        "value": "broken",
+        "_headers": None,
+        "_topic": "orders",
+        "_partition_id": 0,
+        "_offset": 2,
+        "_timestamp": texts[2].record.timestamp,
+    }
