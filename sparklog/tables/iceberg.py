@@ -132,7 +132,7 @@ class IcebergTable:
         properties = dict(TABLE_PROPERTIES)
         if self._has_properties:
             properties |= watermark.to_properties()
-        with self._errors("create"):
+        with self.errors("create"):
             try:
                 try:
                     table = self._catalog.create_table(
@@ -211,7 +211,7 @@ class IcebergTable:
     def open_output(self, state: TableState, name: str) -> NewOutput:
         table: Table = state.handle
         path = table.location_provider().new_data_location(name)
-        with self._errors("create a file of"):
+        with self.errors("create a file of"):
             return NewOutput(path, cast(IO[bytes], table.io.new_output(path).create(overwrite=True)))
 
     def append(self, state: TableState, files: Sequence[NewFile], watermark: Watermark) -> None:
@@ -241,7 +241,7 @@ class IcebergTable:
             transaction.set_properties(properties)
         update = transaction.update_snapshot(snapshot_properties=properties)
         added_files = [self._data_file(table, file) for file in added]
-        with self._errors("write the manifests of"), update.overwrite() if removed else update.merge_append() as change:
+        with self.errors("write the manifests of"), update.overwrite() if removed else update.merge_append() as change:
             for file in removed:
                 change.delete_data_file(file.handle.file)
             for data_file in added_files:
@@ -290,7 +290,7 @@ class IcebergTable:
             if isinstance(field.field_type, COMPARABLE)
         }
         files = []
-        with self._errors("read the manifests of"):
+        with self.errors("read the manifests of"):
             for task in table.scan().plan_files():
                 file = task.file
                 lower, upper = file.lower_bounds or {}, file.upper_bounds or {}
@@ -311,7 +311,7 @@ class IcebergTable:
         table: Table = state.handle
         task: FileScanTask = file.handle
         schema = pa.schema([state.schema.field(name) for name in columns])
-        with self._errors("read a file of"):
+        with self.errors("read a file of"):
             if task.delete_files:
                 # Other engines may mark rows as deleted in separate files.
                 scan = ArrowScan(table.metadata, table.io, table.schema().select(*columns), AlwaysTrue())
@@ -330,13 +330,13 @@ class IcebergTable:
 
     def delete_files(self, paths: Sequence[str]) -> None:
         table = self._loaded()
-        with self._errors("delete files of"):
+        with self.errors("delete files of"):
             for path in paths:
                 with suppress(FileNotFoundError):
                     table.io.delete(path)
 
     def _load(self) -> Table | None:
-        with self._errors("load"):
+        with self.errors("load"):
             try:
                 return self._catalog.load_table(self._identifier)
             except (NoSuchTableError, NoSuchNamespaceError):
@@ -471,7 +471,7 @@ class IcebergTable:
         raise Conflict(f"another commit to table {self.name} came first: {error_text(error.__cause__)}") from None
 
     @contextmanager
-    def _errors(self, action: str) -> Iterator[None]:
+    def errors(self, action: str) -> Iterator[None]:
         """Convert the errors of a request that does not commit."""
         try:
             yield

@@ -42,6 +42,8 @@ def expire_snapshots(table: IcebergTable, before_ms: int, report: MaintenanceRep
     expired = _expired(iceberg, before_ms)
     if not expired:
         return
+    with table.errors("read the manifests of"):
+        files = sorted(_files_of(iceberg, expired) - _files_of(iceberg, _remaining(iceberg, expired)))
     heads = [
         AssertRefSnapshotId.model_validate({"ref": name, "snapshot-id": reference.snapshot_id})
         for name, reference in iceberg.refs().items()
@@ -52,7 +54,6 @@ def expire_snapshots(table: IcebergTable, before_ms: int, report: MaintenanceRep
     except Conflict:
         return
     report.expired_snapshots += len(expired)
-    files = sorted(_files_of(iceberg, expired) - _files_of(iceberg, _remaining(iceberg, expired)))
     table.delete_files(files)
     report.deleted_files += files
 
@@ -105,11 +106,13 @@ def unreferenced_files(table: IcebergTable, before_ms: int) -> list[str]:
     Raises `BadRequest` if the files of the table cannot be listed.
     """
     iceberg: Table = loaded(table).handle
-    listed = list(_listed(iceberg, before_ms))
+    with table.errors("list the files of"):
+        listed = list(_listed(iceberg, before_ms))
     # The table is loaded again, so that it references all listed files that were committed before.
     state = loaded(table)
     iceberg = state.handle
-    referenced = _files_of(iceberg, iceberg.snapshots()) | {iceberg.metadata_location}
+    with table.errors("read the manifests of"):
+        referenced = _files_of(iceberg, iceberg.snapshots()) | {iceberg.metadata_location}
     referenced.update(entry.metadata_file for entry in iceberg.metadata.metadata_log)
     referenced.update(file.statistics_path for file in iceberg.metadata.statistics)
     paths = {_path(location) for location in referenced}

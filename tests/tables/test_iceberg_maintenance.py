@@ -9,8 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from pyiceberg.manifest import ManifestFile
 
-from sparklog.errors import BadRequest, Conflict
+from sparklog.errors import BadRequest, Conflict, Unavailable
 from sparklog.tables import iceberg_maintenance, maintenance
 from sparklog.tables.data_files import FILE_BYTES
 from sparklog.tables.iceberg import IcebergTable
@@ -130,6 +131,23 @@ def test_complete_files_are_not_merged() -> None:
     small = [ExistingFile(f"small {number}", 1, 100, (), {}) for number in range(4)]
     assert files_to_merge(large + small, 4) == []
     assert files_to_merge(large + small, 3) == small
+
+
+def test_manifests_that_cannot_be_read_change_nothing(
+    setup: CatalogSetup, table: IcebergTable, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object) -> None:
+        raise OSError("connection reset")
+
+    copy(table, 3)
+    before_ms = max(snapshot_times(setup)) + DAY_MS
+    monkeypatch.setattr(ManifestFile, "fetch_manifest_entry", fail)
+    error = r"cannot read the manifests of table .*: connection reset"
+    with pytest.raises(Unavailable, match=error):
+        expire_snapshots(table, before_ms, MaintenanceReport())
+    with pytest.raises(Unavailable, match=error):
+        unreferenced_files(table, before_ms)
+    assert len(snapshot_times(setup)) == 3
 
 
 def test_expired_snapshots_and_their_files_are_deleted(setup: CatalogSetup, table: IcebergTable) -> None:
