@@ -24,6 +24,7 @@ from inspect import signature
 from itertools import zip_longest
 from typing import Any, NoReturn, TypeVar
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.dataset as ds
@@ -176,7 +177,7 @@ class TopicDataset(ds.Dataset):  # type: ignore[misc]
         ]
         if expression is None:
             return all_ranges
-        spans = {log.partition: self._spans(log) for log in all_ranges}
+        spans = {log.partition: self._spans(log) for log in all_ranges if log.start < log.end}
         limits = {log.partition: log for log in all_ranges}
         return [
             replace(
@@ -189,8 +190,8 @@ class TopicDataset(ds.Dataset):  # type: ignore[misc]
         if isinstance(self._view, RootView):
             rows = self._view.snapshot(offsets.topic).slices.select(offsets.partition, offsets.start, offsets.end)
             return Spans(rows.base, rows.end, rows.min_ts, rows.max_ts)
-        (stored,) = self._view.stored([offsets])
-        return Spans(stored.runs.base, stored.runs.end)
+        # The ranges of `stored` are estimates that may not contain all offsets, so the offsets are one span.
+        return Spans(np.array([offsets.start], np.int64), np.array([offsets.end], np.int64))
 
     def _reject_method(self, *_: Any, **__: Any) -> NoReturn:
         raise BadRequest(

@@ -7,9 +7,12 @@ from __future__ import annotations
 import random
 import struct
 from pathlib import Path
+from typing import Any
 
+import pyarrow.compute as pc
 import pytest
 
+import sparklog
 from sparklog.errors import Corrupt
 from sparklog.kafka.in_place import KafkaView
 from sparklog.kafka.in_place.files import file_path
@@ -87,6 +90,21 @@ def test_missing_segments_are_a_gap(fixtures: Path) -> None:
         assert found == [record for record in good if record.offset not in missing]
         assert missing
         assert max(missing) - min(missing) < 80, name
+
+
+def test_filter_does_not_hide_damage(tmp_path: Path) -> None:
+    write_partition(tmp_path, "t-0", {0: batch(0, [b"a"]) + b"x" * 100, 5: batch(5, [b"f"])})
+    dataset: Any = sparklog.datasets(tmp_path)["t"]
+    assert dataset.to_table(filter=pc.field("offset") == 5)["value"].to_pylist() == [b"f"]
+    with pytest.raises(Corrupt, match="expected batches up to offset 3"):
+        dataset.to_table(filter=pc.field("offset") == 3)
+
+
+def test_filter_of_an_empty_partition_finds_nothing(tmp_path: Path) -> None:
+    write_partition(tmp_path, "t-0", {0: batch(0, [b"a"])})
+    write_partition(tmp_path, "t-1", {5: b""})
+    dataset: Any = sparklog.datasets(tmp_path)["t"]
+    assert dataset.to_table(filter=pc.field("offset") >= 0)["partition"].to_pylist() == [0]
 
 
 def test_random_damage_returns_records_or_raises_corrupt(fixtures: Path, tmp_path: Path) -> None:

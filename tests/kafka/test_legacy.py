@@ -6,10 +6,13 @@ from __future__ import annotations
 
 import random
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pytest
 
+import sparklog
 from sparklog.compaction.run import CompactOptions
 from sparklog.errors import Corrupt
 from sparklog.kafka.importing.run import ImportOptions, import_log_dir
@@ -135,6 +138,15 @@ def test_messages_larger_than_every_window(root: Root, tmp_path: Path) -> None:
     assert offsets(read(view, "t", start=3, end=8)) == [3, 4, 5, 6, 7]
     import_log_dir(root, tmp_path)
     assert [record.value for record in scanned(root.topic("t"))] == values
+
+
+def test_filters_find_all_records_of_a_compressed_message(tmp_path: Path) -> None:
+    rows = [(i, HOUR_MS, b"k%d" % i, b"v%d" % i) for i in range(10)]
+    write_partition(tmp_path, "t-0", {0: wrapper(9, "gzip", messages(rows), timestamp=HOUR_MS)})
+    dataset: Any = sparklog.datasets(tmp_path)["t"]
+    assert dataset.to_table(filter=pc.field("partition") == 0)["offset"].to_pylist() == list(range(10))
+    assert dataset.to_table(filter=pc.field("value") == b"v4")["offset"].to_pylist() == [4]
+    assert dataset.to_table(filter=pc.field("offset") == 4)["value"].to_pylist() == [b"v4"]
 
 
 # ---------------------------------------------------------------- the end of the log

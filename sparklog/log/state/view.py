@@ -32,8 +32,9 @@ class BatchRanges:
     """Ranges of batches in offset order, with one int64[n] array per field: their offsets `[base, end)` and their
     contents.
 
-    `records` is at most the number of offsets. Records are assumed to be distributed evenly. There are no records
-    between ranges.
+    `records` is at most the number of offsets. Records are assumed to be distributed evenly, and to be in one of the
+    ranges. In a Kafka directory, there may also be records between the ranges: the header of a compressed message of
+    format v0 or v1 has only the last offset of its records, and batches after damage are unknown.
     """
 
     base: Int64s
