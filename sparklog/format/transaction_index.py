@@ -13,10 +13,10 @@ only if it has at least one entry. The ABORT marker of a transaction without dat
 not add entries.
 
 The file has no checksum, and a wrong entry would hide committed records. Therefore the file is used only if each of its
-entries belongs to an ABORT marker of the log (`AbortMarker`). Missing entries are derived from the markers. The file
-can contain information that the log does not contain. If the cleaner has removed the first batches of a transaction,
-only the file contains the first offset. Only the file records which other transaction was open when a transaction
-ended.
+entries belongs to an ABORT marker of the log (`AbortMarker`). Reads in place also use entries whose markers are damaged
+(`sparklog.kafka.in_place.transaction_state`). Missing entries are derived from the markers. The file can contain
+information that the log does not contain. If the cleaner has removed the first batches of a transaction, only the file
+contains the first offset. Only the file records which other transaction was open when a transaction ended.
 """
 
 from __future__ import annotations

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import random
 import struct
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -182,6 +183,51 @@ def test_damaged_marker_makes_its_transaction_unknown(tmp_path: Path) -> None:
     segment(folder, 0).with_suffix(".txnindex").write_bytes(struct.pack(">hqqqq", 0, 7, 1, 2, 3))
     indexed = KafkaView(tmp_path)
     assert offsets(read(indexed, "t", isolation=READ_COMMITTED, end=2)) == [0]
+
+
+def interleaved(base: int) -> bytes:
+    """Return batches in which producer 7 commits a transaction and aborts the next one, and producer 5 commits."""
+    first = batch(base, [b"a"], producer=7) + marker(base + 1, 7, commit=True)
+    second = batch(base + 2, [b"b"], producer=7) + batch(base + 3, [b"c"], producer=5)
+    return first + second + marker(base + 4, 7, commit=False) + marker(base + 5, 5, commit=True)
+
+
+WRONG_ENTRIES = {
+    "includes an earlier marker": (7, 0, 4),
+    "ends at a marker of another producer": (5, 3, 4),
+    "ends at a COMMIT marker": (5, 3, 5),
+    "contains only a committed transaction": (7, 0, 1),
+}
+
+
+@pytest.mark.parametrize("entry", [*WRONG_ENTRIES.values(), (5, 3, 3)], ids=[*WRONG_ENTRIES, "ends without a marker"])
+@pytest.mark.parametrize("policy", ["fail", "skip"])
+def test_wrong_entry_of_a_transaction_index_hides_no_records(tmp_path: Path, entry: Sequence[int], policy: str) -> None:
+    folder = write_partition(tmp_path, "t-0", {0: interleaved(0), 6: batch(6, [b"d"])})
+    segment(folder, 0).with_suffix(".txnindex").write_bytes(struct.pack(">hqqqq", 0, *entry, entry[-1] + 1))
+    view = KafkaView(tmp_path, corrupt_records=policy)
+    assert offsets(read(view, "t", isolation=READ_COMMITTED)) == [0, 3, 6]
+
+
+@pytest.mark.parametrize("entry", WRONG_ENTRIES.values(), ids=WRONG_ENTRIES)
+def test_wrong_entry_hides_no_records_after_damage(tmp_path: Path, entry: Sequence[int]) -> None:
+    broken = bytearray(marker(0, 9, commit=True))
+    broken[-11] ^= 1
+    folder = write_partition(tmp_path, "t-0", {0: bytes(broken) + interleaved(1), 7: batch(7, [b"d"])})
+    producer, first, last = entry
+    index = struct.pack(">hqqqq", 0, producer, first + 1, last + 1, last + 2)
+    segment(folder, 0).with_suffix(".txnindex").write_bytes(index)
+    assert offsets(read(KafkaView(tmp_path), "t", isolation=READ_COMMITTED, start=1)) == [1, 4, 7]
+
+
+def test_transaction_index_is_used_if_a_marker_has_a_wrong_offset(tmp_path: Path) -> None:
+    log = batch(0, [b"a"]) + batch(1, [b"b"], producer=7) + marker(0, 7, commit=False)
+    folder = write_partition(tmp_path, "t-0", {0: log, 3: batch(3, [b"c"])})
+    segment(folder, 0).with_suffix(".txnindex").write_bytes(struct.pack(">hqqqq", 0, 7, 1, 2, 3))
+    view = KafkaView(tmp_path)
+    assert view.bounds("t")[0].last_stable == 4
+    found = view.partition_states("t")[0].aborted(1, 2)
+    assert (found.producer_ids.tolist(), found.first_offsets.tolist(), found.last_offsets.tolist()) == ([7], [1], [2])
 
 
 def test_unreadable_bytes_make_open_transactions_unknown(tmp_path: Path) -> None:

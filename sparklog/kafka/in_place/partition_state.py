@@ -27,6 +27,7 @@ from sparklog.kafka.in_place.transaction_state import (
     TransactionEvents,
     TransactionSpan,
     TransactionState,
+    confirmed_entries,
     merge_aborted,
 )
 from sparklog.log.journal.clocks import SYSTEM, Env
@@ -146,6 +147,16 @@ class SegmentState:
     def is_incomplete(self) -> bool:
         """True if the segment is closed but was not read to its end, so that its last batches are unknown."""
         return self.closed and self.stop != "end"
+
+    @property
+    def has_unknown_markers(self) -> bool:
+        """True if markers may be damaged or may have wrong offsets."""
+        return self.events.has_lost or not self.has_ordered_batches
+
+    @property
+    def has_ordered_batches(self) -> bool:
+        """True if no batch is out of order."""
+        return self._order.is_ordered
 
     def _scan_headers(self, file: SegmentFile, *, last: bool, limit: int | None) -> Damage | None:
         """Read the headers of the batches that start at or after `end`, and add these batches.
@@ -427,8 +438,7 @@ class PartitionState:
                 offset=unknown[0][0].last,
             )
         if self._aborted is None:
-            indexed = [self._transaction_index(state.name) for state in self.segments]
-            self._aborted = merge_aborted(self.transactions, indexed)
+            self._aborted = merge_aborted(self.transactions, self._transaction_indexes())
         aborted = self._aborted.overlapping(start, end)
         if not unknown:
             return aborted
@@ -446,7 +456,7 @@ class PartitionState:
         entries = [span for span in self.transactions.unknown if span.first < end and span.last >= start]
         if not entries:
             return []
-        indexed = [self._transaction_index(state.name) for state in self.segments]
+        indexed = self._transaction_indexes()
         return [
             (span, [str(state.name.path) for state in self.segments if state.name.base <= span.last][-1])
             for span in entries
@@ -455,16 +465,27 @@ class PartitionState:
             )
         ]
 
-    def _transaction_index(self, name: directory.SegmentName) -> AbortedTransactions:
-        """Return the `.txnindex` entries of a segment. The result is empty if the file is missing or invalid.
+    def _transaction_indexes(self) -> list[AbortedTransactions]:
+        return [self._transaction_index(number) for number in range(len(self.segments))]
 
-        The `.txnindex` of the last segment is not cached.
+    def _transaction_index(self, number: int) -> AbortedTransactions:
+        """Return the `.txnindex` entries of a segment that the log does not contradict. The result is empty if the file
+        is missing or invalid.
+
+        The entries of the last segment are not cached.
         """
-        index = self._indexed.get(name)
+        state = self.segments[number]
+        index = self._indexed.get(state.name)
         if index is None:
-            index = aborted_by_index(name.path, name.base)
-            if self.segments and name != self.segments[-1].name:
-                self._indexed[name] = index
+            index = aborted_by_index(state.name.path, state.name.base)
+            if len(index):
+                first = int(index.first_offsets.min())
+                low = max(bisect_right(self.segments, first, key=attrgetter("name.base")) - 1, 0)
+                segments = self.segments[min(low, number) : number + 1]
+                events = [other.events for other in segments if other.has_ordered_batches]
+                index = confirmed_entries(index, events, is_damaged=state.has_unknown_markers)
+            if state is not self.segments[-1]:
+                self._indexed[state.name] = index
         return index
 
     def stored(self, start: int, end: int, *, detailed: int = DETAILED_BLOCKS) -> Stored:

@@ -60,11 +60,14 @@ def check_policy(policy: str) -> str:
 
 @dataclass(slots=True)
 class OffsetOrder:
-    """Finds out-of-order batches. `end` is the end offset of the batches that have been added, excluding out-of-order
-    batches.
+    """Finds out-of-order batches.
+
+    * `end`: the end offset of the batches that have been added, excluding out-of-order batches
+    * `is_ordered`: True if no batch was out of order
     """
 
     end: int
+    is_ordered: bool = True
     _before: int = 0
     _last: Span | None = None
     _position: int = -1
@@ -84,6 +87,7 @@ class OffsetOrder:
             self._before = int(ends[-2]) if len(ends) > 1 else self.end
             self._follow(Span(int(starts[-1]), int(ends[-1])), int(positions[-1]))
             return ordered
+        self.is_ordered = False
         latest = -1
         for row, span in enumerate(map(Span, starts.tolist(), ends.tolist())):
             position = int(positions[row])

@@ -157,6 +157,11 @@ class TransactionEvents:
             self._open_producers.discard(producer)
         self.triples.extend((LOST, producer, offset))
 
+    @property
+    def has_lost(self) -> bool:
+        """True if the markers of a damaged range are unknown."""
+        return LOST in self.triples[::3]
+
 
 class TransactionSpan(NamedTuple):
     """The producer id of a transaction, its first offset, and the offset of its marker or of the damaged range that may
@@ -213,9 +218,43 @@ class TransactionState:
         return min(self.open.values(), default=None)
 
 
+def confirmed_entries(
+    index: AbortedTransactions, events: Sequence[TransactionEvents], *, is_damaged: bool
+) -> AbortedTransactions:
+    """Return the entries of a `.txnindex` that the log does not contradict.
+
+    A transaction contains exactly one marker of its producer, which is its last batch. Therefore an entry is wrong if
+    the log has an earlier marker of the producer in its range, or a marker other than an ABORT marker of the producer
+    at its end. If there is no marker at its end, the entry is used only if damage may have hidden the marker.
+
+    Args:
+        index: The entries of a segment.
+        events: The events of this segment and of all earlier segments that its transactions may start in.
+        is_damaged: Whether markers of this segment may be damaged.
+    """
+    # The first row stands for "no marker": it is before all entries, and is not of their producers.
+    parts = [array("q", (COMMIT, np.iinfo(np.int64).min, -1)), *(each.triples for each in events)]
+    rows = np.concatenate([np.array(part, np.int64).reshape(-1, 3) for part in parts])
+    markers = rows[(rows[:, 0] == ABORT) | (rows[:, 0] == COMMIT)]
+    # Sort markers and entries together, each entry before the marker at its end, to find the previous marker.
+    producers = np.concatenate((markers[:, 1], index.producer_ids))
+    offsets = np.concatenate((markers[:, 2], index.last_offsets))
+    is_marker = np.arange(len(producers)) < len(markers)
+    order = np.lexsort((is_marker, offsets, producers))
+    previous = np.empty(len(order), np.int64)
+    previous[order] = order[np.maximum.accumulate(np.where(is_marker[order], np.arange(len(order)), 0))]
+    before = previous[len(markers) :]
+    has_earlier_marker = (producers[before] == index.producer_ids) & (offsets[before] >= index.first_offsets)
+    by_offset = markers[np.argsort(markers[:, 2])]
+    at_end = by_offset[np.searchsorted(by_offset[:, 2], index.last_offsets, "right") - 1]
+    has_marker = at_end[:, 2] == index.last_offsets
+    is_aborted = (at_end[:, 0] == ABORT) & (at_end[:, 1] == index.producer_ids)
+    return index.select(~has_earlier_marker & np.where(has_marker, is_aborted, is_damaged))
+
+
 def merge_aborted(state: TransactionState, indexed: Sequence[AbortedTransactions]) -> AbortedTransactions:
-    """Merge the aborted transactions from batch headers and from `.txnindex` files. A transaction is aborted if either
-    source contains it.
+    """Merge the aborted transactions from batch headers and from confirmed entries of `.txnindex` files. A transaction
+    is aborted if either source contains it.
 
     Both sources are needed: the index of the active segment lags behind the log, indexes may be missing, and headers
     may be damaged.
