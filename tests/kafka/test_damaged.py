@@ -185,6 +185,16 @@ def test_damaged_marker_makes_its_transaction_unknown(tmp_path: Path) -> None:
     assert offsets(read(indexed, "t", isolation=READ_COMMITTED, end=2)) == [0]
 
 
+def test_index_entry_of_an_earlier_transaction_does_not_end_an_unknown_one(tmp_path: Path) -> None:
+    broken = bytearray(marker(3, 7, commit=False))
+    broken[-11] ^= 1
+    log = batch(0, [b"a"], producer=7) + marker(1, 7, commit=False) + batch(2, [b"b"], producer=7) + bytes(broken)
+    folder = write_partition(tmp_path, "t-0", {0: log, 4: batch(4, [b"c"])})
+    segment(folder, 0).with_suffix(".txnindex").write_bytes(struct.pack(">hqqqq", 0, 7, 0, 1, 2))
+    with pytest.raises(Corrupt, match="its result is unknown"):
+        read(KafkaView(tmp_path), "t", isolation=READ_COMMITTED, end=3)
+
+
 def interleaved(base: int) -> bytes:
     """Return batches in which producer 7 commits a transaction and aborts the next one, and producer 5 commits."""
     first = batch(base, [b"a"], producer=7) + marker(base + 1, 7, commit=True)

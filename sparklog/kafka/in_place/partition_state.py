@@ -448,21 +448,19 @@ class PartitionState:
         return every.select(np.argsort(every.last_offsets, kind="stable"))
 
     def unknown(self, start: int, end: int) -> list[tuple[TransactionSpan, str]]:
-        """Return the transactions with offsets in `[start, end)` that are not ended by a marker or an entry of a
-        `.txnindex`.
+        """Return the transactions with offsets in `[start, end)` that are neither ended by a marker nor contained in an
+        entry of a `.txnindex`.
 
         The result contains each transaction and the file that contained its marker.
         """
         entries = [span for span in self.transactions.unknown if span.first < end and span.last >= start]
         if not entries:
             return []
-        indexed = self._transaction_indexes()
+        index = concatenate(self._transaction_indexes())
         return [
             (span, [str(state.name.path) for state in self.segments if state.name.base <= span.last][-1])
             for span in entries
-            if not any(
-                ((index.producer_ids == span.producer) & (index.first_offsets <= span.first)).any() for index in indexed
-            )
+            if span.producer not in index.overlapping(span.first, span.first + 1).producer_ids
         ]
 
     def _transaction_indexes(self) -> list[AbortedTransactions]:
