@@ -140,8 +140,8 @@ class _Matcher:
     def _chunk_expressions(self, chunk: _Chunk) -> Iterator[ds.Expression]:
         """Yield expressions for a chunk. At least one of the expressions is true for each record of the chunk.
 
-        If the filter uses timestamps, yields an expression for records with a timestamp, and an expression for records
-        without a timestamp.
+        If the filter uses timestamps, yields an expression for non-negative timestamps, and an expression for negative
+        timestamps, or a single expression if the minimum of the non-negative timestamps is unknown.
         """
         offset, timestamp = pc.field("offset"), pc.field("timestamp")
         fact = (pc.field("topic") == self._topic) & (pc.field("partition") == pa.scalar(chunk.partition, pa.int32()))
@@ -154,9 +154,11 @@ class _Matcher:
         low, high = min(int(spans.low[rows].min()), LATEST_MS), int(spans.high[rows].max())
         if high <= LATEST_MS:
             fact = fact & (timestamp <= _time(high))
+        if low < 0:
+            yield fact
+            return
         yield fact & (timestamp >= _time(low))
-        if low >= 0:
-            yield fact & (timestamp < _time(0))
+        yield fact & (timestamp < _time(0))
 
 
 def _time(ms: int) -> pa.Scalar:

@@ -84,6 +84,12 @@ def test_records_without_a_time_and_times_beyond_nanoseconds_are_left() -> None:
     assert left(pc.field("timestamp") < stamp(0), spans(rows)) == [0, 1, 2, 3]
 
 
+def test_negative_timestamps_are_left() -> None:
+    for rows in ([(0, 1, -1, -1)], [(0, 1, -1, 2000)], [(0, 1, -1, -1), (1, 2, 100, 2000)], [(0, 1, 100, 2000)]):
+        assert 0 in left(pc.field("timestamp") < stamp(-1), spans(rows)), rows
+        assert 0 in left(pc.field("timestamp") == stamp(-5), spans(rows)), rows
+
+
 def test_other_partitions_and_topics_are_excluded() -> None:
     assert left(pc.field("partition") == 4, spans()) == []
     assert left(pc.field("topic") == "u", spans()) == []
