@@ -40,6 +40,7 @@ from sparklog.log.decisions.decision_log import consistent_ends, consistent_snap
 from sparklog.log.journal.clocks import Env
 from sparklog.log.journal.names import check_topic_name
 from sparklog.log.state.commit_log import no_topic
+from sparklog.log.state.configs import TopicConfigs
 from sparklog.log.state.history import History
 from sparklog.log.state.slice_table import Snapshot
 from sparklog.log.state.view import READ_UNCOMMITTED
@@ -242,7 +243,10 @@ def _not_empty(path: str) -> Conflict:
 
 
 def _read_snapshots(root: Root, topics: Sequence[str], version: int | None, time_ms: int | None) -> list[Snapshot]:
-    """Return snapshots that do not contain a part of a transaction, so that no transaction is exported partially."""
+    """Return snapshots that do not contain a part of a transaction, so that no transaction is exported partially.
+
+    The configs in the snapshots include the root defaults.
+    """
     if version is None and time_ms is None:
         raw = {name: root.topic(name).log.snapshot() for name in topics}
         visible, deleted = consistent_snapshots(
@@ -255,9 +259,14 @@ def _read_snapshots(root: Root, topics: Sequence[str], version: int | None, time
     # The export may contain open Kafka transactions, because a broker can end these transactions.
     native = {name: replace(shot, state=replace(shot.state, kafka_open=())) for name, shot in visible.items()}
     limited = [limited_to(native[name], ends) for name, ends in consistent_ends(native).items()]
-    return [
-        replace(shot, state=replace(shot.state, kafka_open=visible[shot.topic].state.kafka_open)) for shot in limited
-    ]
+    defaults = root.engine.defaults.read(latest=True)
+
+    def complete(shot: Snapshot) -> Snapshot:
+        configs = TopicConfigs(shot.state.configs.explicit, defaults.of_topic(shot.topic))
+        kafka_open = visible[shot.topic].state.kafka_open
+        return replace(shot, state=replace(shot.state, kafka_open=kafka_open, configs=configs))
+
+    return [complete(shot) for shot in limited]
 
 
 def _read_older(root: Root, name: str, version: int | None, time_ms: int | None) -> Snapshot:

@@ -1,7 +1,7 @@
 """The root defaults that an open handle caches. They are read on first use, and refreshed after five minutes.
 
-Readers and followers of topics do not need the defaults. The defaults are read by processes that create, describe or
-write to a topic. Jobs read the latest defaults when they start.
+Readers and followers of topics do not need the defaults. The defaults are read by processes that create, describe,
+export or write to a topic. Jobs read the latest defaults when they start.
 
 `retain` uses the defaults to delete records, and a root without entries has no defaults. Therefore, it must be possible
 to distinguish lost entries from a root without entries. `change` creates a copy of the new entry in another directory

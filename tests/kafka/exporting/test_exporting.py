@@ -192,6 +192,32 @@ def test_checkpoints_of_topics_in_all_states(exported: Exported) -> None:
         }
 
 
+# --- configs ---------------------------------------------------------------------------------------------------------
+
+
+def test_root_defaults_apply_to_segments(counted_root: CountedRoot, tmp_path: Path) -> None:
+    topic = counted_root.topic(1)
+    for seed in range(3):
+        topic.append(some_rows(1, seed))
+    assert export(topic, tmp_path / "before").partitions[0].segments == 1
+    counted_root.root.alter_defaults({"log.segment.bytes": 100})
+    found = export(topic, tmp_path / "out")
+    assert found.partitions[0].segments == 3
+    assert found.configs == {}
+
+
+def test_topic_compacted_by_root_defaults_has_a_cleaner_checkpoint(counted_root: CountedRoot, tmp_path: Path) -> None:
+    counted_root.root.alter_defaults({"log.cleanup.policy": "compact", "log.cleaner.min.cleanable.ratio": 0})
+    topic = counted_root.topic(1)
+    fill(topic, range(3), nulls=False)
+    settings = Settings(now_ms=counted_root.world.now_ms).of_root(counted_root.root)
+    assert not compact_topic(topic, settings, InProcess(), CompactOptions(roll=True)).failures
+    export(topic, tmp_path / "out")
+    cleaned = int(topic.log.state().first_dirty_offset[0])
+    assert cleaned > 0
+    assert parse_offsets((tmp_path / "out" / CLEANER_OFFSETS_FILE).read_bytes()) == {("t", 0): cleaned}
+
+
 # --- parts of a topic ------------------------------------------------------------------------------------------------
 
 
