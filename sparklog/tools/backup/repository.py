@@ -34,10 +34,11 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Collection, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from sparklog.errors import BadRequest, Conflict, Corrupt, NotFound
+from sparklog.errors import BadRequest, Conflict, Corrupt, NotFound, SparklogError
 from sparklog.format.checksums import SUFFIXES
 from sparklog.log.journal import documents as json_fields
 from sparklog.log.journal import names as naming
@@ -205,16 +206,14 @@ class Mark:
     def __enter__(self) -> Mark:
         self.since_ms = self.repository.store.now_ms()
         self._id = self.env.new_id()
-        self._create()
-        marks = self._others(self.since_ms)
-        others = [key for key in marks if PRUNE in (self.kind, key.rsplit("/", 1)[-1].split("-", 1)[0])]
-        if others:
-            self._remove()
-            what = "a prune is running" if self.kind == BACKUP else "a backup or another prune is running"
-            location = self.repository.store.location
-            raise Conflict(
-                f"{what} in {location} ({others[0]}); wait until it ends, or for six hours if the process is dead"
-            )
+        try:
+            self._create()
+            self._reject_others()
+        except BaseException:
+            # `__exit__` is not called, and the mark would block other runs for six hours.
+            with suppress(SparklogError, OSError):
+                self._remove()
+            raise
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -233,11 +232,22 @@ class Mark:
             self._create()
             self.since_ms = now_ms
 
+    def _reject_others(self) -> None:
+        marks = self._others(self.since_ms)
+        others = [key for key in marks if PRUNE in (self.kind, key.rsplit("/", 1)[-1].split("-", 1)[0])]
+        if others:
+            what = "a prune is running" if self.kind == BACKUP else "a backup or another prune is running"
+            location = self.repository.store.location
+            raise Conflict(
+                f"{what} in {location} ({others[0]}); wait until it ends, or for six hours if the process is dead"
+            )
+
     def _create(self) -> None:
         key = f"{RUNNING_FOLDER}/{self.kind}-{self._id}-{len(self.keys)}.json"
         mark = json_fields.encode({"format": FORMAT, "readFeatures": []})
-        create_or_read(self.repository.store, key, mark, self.env)
+        # If the request fails, the mark may exist nevertheless, and must be deleted on exit.
         self.keys.append(key)
+        create_or_read(self.repository.store, key, mark, self.env)
 
     def _remove(self) -> None:
         for key in self.keys:

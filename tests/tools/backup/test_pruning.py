@@ -6,12 +6,13 @@ from collections import Counter
 
 import pytest
 
-from sparklog.errors import BadRequest, Conflict, NotFound
+from sparklog.errors import BadRequest, Conflict, NotFound, Unavailable
 from sparklog.log.journal.names import RESTORE_KEY, ROOT_KEY
 from sparklog.testing.faulty_store import Call, Crash, FaultyStore
 from sparklog.testing.world import DAY_MS, HOUR_MS
+from sparklog.testing.wrapper_stores import HookedStore
 from sparklog.tools.backup.backing_up import back_up
-from sparklog.tools.backup.repository import BACKUP, PRUNE, Mark, Repository, needed_keys, prune
+from sparklog.tools.backup.repository import BACKUP, PRUNE, RUNNING_FOLDER, Mark, Repository, needed_keys, prune
 from sparklog.tools.backup.restore_point import RestorePoint
 from sparklog.tools.backup.restoring import restore
 from tests.tools.backup.backup_world import Dying, RestoringWorld, Rows, batch, contents
@@ -112,6 +113,22 @@ def test_backup_conflicts_with_a_prune() -> None:
         prune(world.repository, keep=1, env=env)
         with pytest.raises(Conflict, match="was paused for too long"):
             mark.check()
+
+
+@pytest.mark.parametrize("failing", ["create", "list"])
+def test_failed_start_of_a_run_leaves_no_mark(failing: str) -> None:
+    def fail(verb: str, key: str, result: object) -> object:
+        if verb == failing and key.startswith(f"{RUNNING_FOLDER}/"):
+            raise Unavailable("injected")
+        return result
+
+    world = RestoringWorld()
+    world.fill()
+    world.back_up()
+    repository = Repository.open(HookedStore(world.repository, after=fail))
+    with pytest.raises(Unavailable, match="injected"), Mark(repository, world.env(), BACKUP):
+        pass
+    assert prune(world.repository, keep=1, env=world.env()).kept == (1,)
 
 
 def test_prune_killed_at_any_request_leaves_complete_backups() -> None:
