@@ -18,7 +18,6 @@ import copy
 import os
 from collections import deque
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
@@ -54,16 +53,15 @@ class GroupCommit(Generic[T, R]):
     def submit(self, item: T) -> R:
         """Commit an item together with the items of waiting threads, and return its outcome or raise its error."""
         request: _Request[T, R] = _Request(item, os.getpid())
-        self._pending.append(request)
         try:
+            self._pending.append(request)
             with self._in_flight:
                 is_own = request.outcome is None
                 if is_own:
                     self._commit_pending(request.process)
         except BaseException:
             # If the thread was interrupted while it was waiting, another thread must not commit the item later.
-            with suppress(ValueError):
-                self._pending.remove(request)
+            self._withdraw(request)
             raise
         outcome = request.outcome
         assert outcome is not None
@@ -73,20 +71,32 @@ class GroupCommit(Generic[T, R]):
         return outcome
 
     def _commit_pending(self, process: int) -> None:
-        """Commit all pending requests, except requests that a forked process has inherited from its parent."""
-        requests, items = list[_Request[T, R]](), list[T]()
-        for _ in range(len(self._pending)):
-            request = self._pending.popleft()
-            if request.process == process:
-                requests.append(request)
-                items.append(request.item)
+        """Commit all pending requests, except requests that a forked process has inherited from its parent.
+
+        The thread may be interrupted at any point. Each request is then either still pending, or has an outcome.
+        """
+        requests = list[_Request[T, R]]()
         try:
-            outcomes = self._commit(items)
+            for request in self._pending.copy():
+                requests.append(request)
+                if not self._withdraw(request) or request.process != process:
+                    requests.pop()
+            outcomes = self._commit([request.item for request in requests])
+            for request, outcome in zip(requests, outcomes, strict=True):
+                request.outcome = outcome
         except BaseException as error:
             message = f"{self._title}: the committing thread was interrupted; the outcome is unknown"
             shared = error if isinstance(error, Exception) else Unavailable(message, is_unknown=True)
             for request in requests:
-                request.outcome = shared
+                self._withdraw(request)
+                if request.outcome is None:
+                    request.outcome = shared
             raise
-        for request, outcome in zip(requests, outcomes, strict=True):
-            request.outcome = outcome
+
+    def _withdraw(self, request: _Request[T, R]) -> bool:
+        """Remove a pending request. Return False if it is not pending, because its thread was interrupted."""
+        try:
+            self._pending.remove(request)
+        except ValueError:
+            return False
+        return True

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -15,7 +16,7 @@ from sparklog.groups.group import Group
 from sparklog.groups.group_state import GroupState
 from sparklog.log.journal.combined_writes import CombinedWrites
 from sparklog.log.journal.entry_log import EntryLog
-from sparklog.log.journal.group_commit import _Request
+from sparklog.log.journal.group_commit import GroupCommit, _Request
 from sparklog.storage.fork_safety import ForkLock
 from sparklog.storage.memory import MemoryStore
 from sparklog.testing.world import World
@@ -150,3 +151,70 @@ def test_the_step_of_an_interrupted_waiting_thread_is_not_written(monkeypatch: p
         with pytest.raises(KeyboardInterrupt):
             writes.write(plus(10))
     assert writes.write(plus(1)).generation == 1
+
+
+class InterruptedQueue(deque[_Request[int, int]]):
+    """A queue whose first change is interrupted after it has been made."""
+
+    is_interrupted = False
+
+    def _interrupt(self) -> None:
+        if not self.is_interrupted:
+            self.is_interrupted = True
+            raise KeyboardInterrupt
+
+    def append(self, item: _Request[int, int]) -> None:
+        super().append(item)
+        self._interrupt()
+
+    def popleft(self) -> _Request[int, int]:
+        item = super().popleft()
+        self._interrupt()
+        return item
+
+    def remove(self, item: _Request[int, int]) -> None:
+        super().remove(item)
+        self._interrupt()
+
+
+def test_a_step_interrupted_while_it_is_added_is_not_written_later() -> None:
+    written: list[int] = []
+
+    def write(items: Sequence[int]) -> Sequence[int]:
+        written.extend(items)
+        return items
+
+    group: GroupCommit[int, int] = GroupCommit("t", write)
+    group._pending = InterruptedQueue()
+    with pytest.raises(KeyboardInterrupt):
+        group.submit(1)
+    assert group.submit(2) == 2
+    assert written == [2]
+
+
+def test_an_interruption_before_a_write_leaves_no_step_without_an_outcome() -> None:
+    group: GroupCommit[int, int] = GroupCommit("t", list)
+    waiting = [_Request[int, int](number, os.getpid()) for number in (1, 2)]
+    group._pending = InterruptedQueue(waiting)
+    with pytest.raises(KeyboardInterrupt):
+        group._commit_pending(os.getpid())
+    left = [request for request in waiting if request.outcome is None]
+    assert left == list(group._pending) == waiting[1:]
+    assert isinstance(waiting[0].outcome, Unavailable)
+    assert waiting[0].outcome.is_unknown
+
+
+def test_an_interruption_after_a_write_leaves_no_step_without_an_outcome() -> None:
+    class InterruptedOutcomes(list[int]):
+        def __iter__(self) -> Iterator[int]:
+            yield self[0]
+            raise KeyboardInterrupt
+
+    group: GroupCommit[int, int] = GroupCommit("t", InterruptedOutcomes)
+    waiting = [_Request[int, int](number, os.getpid()) for number in (1, 2)]
+    group._pending.extend(waiting)
+    with pytest.raises(KeyboardInterrupt):
+        group._commit_pending(os.getpid())
+    assert waiting[0].outcome == 1
+    assert isinstance(waiting[1].outcome, Unavailable)
+    assert not group._pending
