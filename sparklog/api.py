@@ -307,6 +307,7 @@ def clone(
     Raises:
         NotFound: If the topic or the version does not exist.
         Conflict: If a topic with this name exists, or if the version has been vacuumed.
+        BadRequest: If a version and a time are given.
 
     Example:
         sparklog.clone("/data/log", "orders", "orders-yesterday")

@@ -127,6 +127,8 @@ def clone_topic(
     `sparklog.clone`).
     """
     check_topic_name(name)
+    if version is not None and time_ms is not None:
+        raise BadRequest("expected either a version or a time to clone, found both")
     log = root.engine.log(check_topic_name(source))
     snapshot = _requested_snapshot(root, log, version, time_ms)
     before = root.engine.log(name).refresh().topic_state

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from sparklog.errors import Conflict, Corrupt, NotFound
+from sparklog.errors import BadRequest, Conflict, Corrupt, NotFound
 from sparklog.kafka.importing.run import import_log_dir
 from sparklog.log.state.commit_intents import DeleteIntent, LogStartIntent
 from sparklog.log.state.history import History
@@ -89,6 +89,8 @@ class TestWhatItShows:
         for wrong in ({"version": 999}, {"time_ms": 5}):
             with pytest.raises(NotFound):
                 clone_topic(world.root(), "a", "c", **wrong)
+        with pytest.raises(BadRequest, match="expected either a version or a time to clone, found both"):
+            clone_topic(world.root(), "a", "c", version=version, time_ms=time_ms)
 
     def test_clone_of_a_deleted_topic(self) -> None:
         world = BackupWorld()
