@@ -59,12 +59,17 @@ def examine(
 def examine_root(root: str, machine: Machine = HERE, max_age_ms: int | None = None) -> list[Check]:
     """Check the store and the state of a root. A Kafka log directory is recognized but not checked, because it is not
     written.
+
+    If `max_age_ms` is given, a location without a root is a failure, because the state of its jobs is unknown.
     """
     from sparklog.doctor.job_checks import check_jobs
 
     try:
         location = resolve(root)
         if location.kind in (KAFKA_DIRECTORY, KAFKA_PARTITION):
+            if max_age_ms is not None:
+                message = f"{location.path} is a {location.kind}, which has no jobs"
+                return [Check("root", FAIL, message, "specify a root")]
             return [Check("root", OK, f"{location.path} is a {location.kind}, which is read in place")]
         if location.kind == NOTHING and not is_url(location.path) and not exists(location):
             return [Check("root", FAIL, f"{location.path} does not exist", f"mkdir -p {location.path}")]
@@ -77,7 +82,7 @@ def examine_root(root: str, machine: Machine = HERE, max_age_ms: int | None = No
         if location.kind == NOTHING:
             message = f"{location.path} is not a root yet; the root is created with the first topic"
             fix = f"sparklog topics create <topic> --root {shlex.quote(location.path)}"
-            return [*findings, Check("root", WARN, message, fix)]
+            return [*findings, Check("root", WARN if max_age_ms is None else FAIL, message, fix)]
         opened = open_log(location)
         return [*findings, *check_jobs(opened, max_age_ms), *checks.check_root(opened)]
     except SparklogError as error:

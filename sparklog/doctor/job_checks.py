@@ -17,12 +17,15 @@ from sparklog.tools.report.job_states import Running, has_jobs, read_job_status
 
 
 def check_jobs(root: Root, max_age_ms: int | None = None) -> list[Check]:
-    """Check each job on all topics. Return an empty list for a backup or if there are no topics.
+    """Check each job on all topics. Return an empty list if there are no topics.
 
-    If `max_age_ms` is given and the last success of a job on a topic is older than this, the check fails.
+    If `max_age_ms` is given, the check fails if the last success of a job on a topic is older than this, or if the
+    state of the jobs is unknown, as for a backup. Without `max_age_ms`, an empty list is returned for a backup.
     """
     if not has_jobs(root):
-        return []
+        if max_age_ms is None:
+            return []
+        return [Check("jobs", FAIL, f"{root.location} is a backup, which has no jobs", "specify a root")]
     now_ms = reading_clock_ms(root.store, root.env)
     try:
         # `check_root` reports topics that cannot be read.
@@ -30,7 +33,8 @@ def check_jobs(root: Root, max_age_ms: int | None = None) -> list[Check]:
         states, running = status.states(), status.running()
     except SparklogError as error:
         fix = f"sparklog verify --root {shlex.quote(root.location)}"
-        return [Check("jobs", WARN, f"failed to read the recorded job runs: {error}", fix)]
+        severity = WARN if max_age_ms is None else FAIL
+        return [Check("jobs", severity, f"failed to read the recorded job runs: {error}", fix)]
     findings: list[Check] = []
     for job in MONITORED_JOBS:
         of_job = [state for state in states if state.job == job]

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pyarrow as pa
 import pytest
 
+import sparklog
 from sparklog.compaction.run import compact_root
 from sparklog.doctor.checks import FAIL, OK, WARN, Check
 from sparklog.doctor.job_checks import check_jobs
@@ -117,9 +120,19 @@ def test_unreadable_run_records_are_a_warning() -> None:
     (check,) = check_jobs(world.root())
     assert (check.check, check.status) == ("jobs", WARN)
     assert "sparklog verify" in check.fix
+    (check,) = check_jobs(world.root(), HOUR_MS)
+    assert (check.check, check.status) == ("jobs", FAIL), "with a maximum age, the state must be known"
     report = gather(RootView(world.root()), Settings(world.now_ms), maintenance=False)
     assert [note.text.startswith("the recorded runs of jobs cannot be read: ") for note in report.notes] == [True]
     assert (report.jobs, len(report.topics)) == (None, 1)
+
+
+def test_maximum_age_requires_a_root_instead_of_a_backup(tmp_path: Path) -> None:
+    sparklog.open(tmp_path / "root", create=True).create_topic("orders")
+    sparklog.backup(str(tmp_path / "root"), str(tmp_path / "backups"))
+    backup = sparklog.open(tmp_path / "backups")
+    assert check_jobs(backup) == []
+    assert [(check.check, check.status) for check in check_jobs(backup, HOUR_MS)] == [("jobs", FAIL)]
 
 
 def test_failed_copies_of_topics_to_tables_are_warnings() -> None:

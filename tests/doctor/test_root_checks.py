@@ -205,6 +205,8 @@ def test_locations_that_are_not_roots(tmp_path: Path) -> None:
     empty = by_check(examine_root(str(tmp_path)))
     assert (empty["store"].status, empty["root"].status) == (OK, WARN)
     assert list(tmp_path.iterdir()) == []
+    for location in (KAFKA, tmp_path):
+        assert by_check(examine_root(str(location), max_age_ms=1))["root"].status == FAIL, "the jobs are unknown"
     (tmp_path / "file").write_text("")
     assert by_check(examine_root(str(tmp_path / "file")))["root"].status == FAIL
 
