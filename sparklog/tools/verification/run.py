@@ -31,6 +31,7 @@ from sparklog.log.journal.stored_object import read_object
 from sparklog.log.topic.inventory import ReferencedFile, merge_files
 from sparklog.maintenance.journals import JOURNALS
 from sparklog.maintenance.work_items import InProcess, Runner
+from sparklog.retention.vacuum_plan import data_file
 from sparklog.storage.patient_store import patient
 from sparklog.storage.retries import SETTLE_MS, Backoff, Pauses
 from sparklog.storage.store import ObjectInfo, Store
@@ -59,6 +60,7 @@ from sparklog.tools.verification.unreferenced import classify_unreferenced
 
 CAN_BE_HIDDEN = MISSING, STATE, TRANSACTION, GUARANTEE
 """Kinds of findings that occur if a cache temporarily hides an existing object."""
+RESTORE_LOG = "restore the topic's _log directory from a backup, or delete the topic's directory"
 PAUSES = Pauses(3.0, 15.0, 1.0, 1.0)
 """Pauses before the logs are read again because objects seem to be missing."""
 Say = Callable[[str], None]
@@ -103,6 +105,13 @@ def _identity(finding: Finding) -> tuple[str, ...]:
     return finding.kind, finding.file
 
 
+def _other_folders(listing: Iterable[ObjectInfo], names: Iterable[str]) -> list[str]:
+    """Return the directories with data files that do not belong to the topics in `names`."""
+    known = {naming.topic_folder(name) for name in names}
+    others = (info for info in listing if info.key.partition("/")[0] not in known)
+    return sorted({info.key.partition("/")[0] for info in others if data_file(info) is not None})
+
+
 @dataclass
 class _Verification:
     """The state of a verification.
@@ -142,7 +151,7 @@ class _Verification:
         now_ms = reading_clock_ms(self.store, self.env)
         folders = [f"{naming.topic_folder(name)}/" for name in names] if self.topics else [""]
         listing = [info for folder in folders for info in self.store.list(folder)]
-        self._read_logs(names, now_ms)
+        self._read_logs(names, _other_folders(listing, names), now_ms)
         self._check_files({info.key: info for info in listing})
         now_ms = reading_clock_ms(self.store, self.env)
         unreferenced, foreign = classify_unreferenced(self.store, listing, self.referenced, self.logs, now_ms)
@@ -152,7 +161,7 @@ class _Verification:
 
     # -- logs
 
-    def _read_logs(self, names: Sequence[str], now_ms: int) -> None:
+    def _read_logs(self, names: Sequence[str], other_folders: Sequence[str], now_ms: int) -> None:
         """Read all logs and compare them with each other.
 
         A mount may return an outdated listing. Therefore the logs are read repeatedly until cached listings have
@@ -164,6 +173,7 @@ class _Verification:
             self.findings, self.counts, self.referenced = list(before[0]), before[1], set(before[2])
             self.logs, self.states, self.reread, self.groups = {}, {}, {}, {}
             self._read_logs_once(names, now_ms)
+            self._find_lost_logs(other_folders)
             unconfirmed = (finding for finding in self.findings if finding not in self.confirmed)
             missing = {_identity(finding) for finding in unconfirmed if _can_be_hidden(finding)}
             suspects = missing if suspects is None else suspects & missing
@@ -191,6 +201,17 @@ class _Verification:
             self.findings += check_groups(self.groups, self.states, self._state_of)
         self.findings += check_participants(self.store, self.logs)
         self.findings += find_lost_commits(self.store, self.topics)
+
+    def _find_lost_logs(self, folders: Sequence[str]) -> None:
+        """Report topics that have data files, but no log. The first commit of a topic precedes its first data file, and
+        the vacuum retains the latest commit of a deleted topic.
+        """
+        for folder in folders:
+            name = naming.folder_topic(folder)
+            # A topic that was created after the names were listed has a log.
+            if name is not None and not self._has_log(name):
+                key = naming.commit_key(name, 0)
+                self.findings.append(Finding(MISSING, key, "the topic has data files, but no log", RESTORE_LOG))
 
     def _add(self, log: CheckedLog) -> None:
         self.findings += log.findings

@@ -13,7 +13,10 @@ from sparklog.errors import SparklogError
 from sparklog.format.checksums import SUFFIXES
 from sparklog.log.journal.names import checkpoint_key, commit_key
 from sparklog.maintenance.leases import job_lease
+from sparklog.testing.wrapper_stores import HookedStore
+from sparklog.tools.repair.run import repair_root
 from sparklog.tools.verification.findings import CHAIN, MISSING, SIZE
+from sparklog.tools.verification.run import verify_root
 from tests.tools.verification.damage import by_kind, flip, named, replaced, sampled, undone, verified
 from tests.tools.verification.whole_root import WholeRoot
 
@@ -168,6 +171,31 @@ def test_missing_commits_and_entries_are_reported(whole: WholeRoot) -> None:
         with undone(whole):
             whole.store.delete(key)
             assert MISSING in [finding.kind for finding in named(verified(whole, key), key)], key
+
+
+def test_missing_log_of_a_topic_with_data_files_is_reported(whole: WholeRoot) -> None:
+    with undone(whole):
+        for info in whole.store.list("old/_log/"):
+            whole.store.delete(info.key)
+        report = verified(whole)
+        assert not repair_root(whole.store, env=whole.env()).sound
+    (finding,) = named(report, commit_key("old", 0))
+    assert (finding.kind, finding.message) == (MISSING, "the topic has data files, but no log")
+
+
+def test_topic_that_is_created_before_files_are_listed_is_not_reported(whole: WholeRoot) -> None:
+    created: list[str] = []
+
+    def create(verb: str, key: str) -> None:
+        if (verb, key) == ("list", "") and not created:
+            topic = whole.root().create_topic("new", configs={"inline.records.bytes": 0})
+            topic.append({"value": ["1"]})
+            created.extend(info.key for info in whole.store.list("new/append/"))
+
+    with undone(whole):
+        report = verify_root(HookedStore(whole.store, create), env=whole.env())
+    assert report.sound
+    assert created == [each.file for each in report.unreferenced if each.file in created]
 
 
 @pytest.mark.parametrize("prefix", ["_maintenance/compact", "_groups/billing", "_transactions/job", "plain", "old"])
