@@ -144,18 +144,31 @@ def lag(
     rows: list[Lag] = []
     # Read the topics after the offsets. Otherwise, offsets that were committed in between could exceed the log end.
     states = Groups(opened).states(names, failures)
-    snapshots = _snapshots(opened, {offsets.topic for state in states.values() for offsets in state.offsets}, failures)
+    topics = {topic for state in states.values() for topic in _topics(state, state.partitions)}
+    snapshots = _snapshots(opened, topics, failures)
     for name, state in states.items():
         description = Group(opened, name).description(state=state)
         include_all = description.is_active if all_partitions is None else all_partitions
-        for offsets in state.offsets:
-            snapshot = snapshots.get(offsets.topic)
-            if snapshot is None or snapshot.state.topic_id != offsets.topic_id:
+        subscribed: Collection[str] = state.partitions if include_all else ()
+        by_topic = {offsets.topic_and_id: offsets for offsets in state.offsets}
+        for topic in _topics(state, subscribed):
+            snapshot = snapshots.get(topic)
+            if snapshot is None:
                 continue
-            committed = {p: offset for _, p, offset in offsets.positions() if p < snapshot.state.partitions}
+            offsets = by_topic.get((topic, snapshot.state.topic_id))
+            if offsets is None and topic not in subscribed:
+                continue
+            committed: dict[int, int] = {}
+            if offsets is not None:
+                committed = {p: offset for _, p, offset in offsets.positions() if p < snapshot.state.partitions}
             ages = _ages(opened, snapshot, committed, now_ms, failures) if seconds else None
             rows += _rows(description, snapshot, committed, ages, include_all)
     return rows
+
+
+def _topics(state: GroupState, subscribed: Collection[str]) -> list[str]:
+    """Return the subscribed topics and the topics with committed offsets, sorted."""
+    return sorted({*subscribed, *(offsets.topic for offsets in state.offsets)})
 
 
 def _snapshots(root: Root, topics: Collection[str], failures: list[SparklogError] | None) -> dict[str, Snapshot]:

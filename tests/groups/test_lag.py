@@ -66,6 +66,20 @@ def test_lag_in_records_and_seconds(world: TopicsWorld) -> None:
     assert rows(world, now_ms=START_MS + 10_000)[0][7] == 1.0
 
 
+def test_subscribed_topics_without_a_committed_offset_have_rows(world: TopicsWorld) -> None:
+    consumer = sparklog.consumer(world.root(), "g", topics=["a", "c"], enable_auto_commit=False)
+    (member,) = Groups(world.root()).group("g").description().members
+    found = rows(world)
+    assert [row[1:5] for row in found] == [(topic, partition, None, 0) for topic in "ac" for partition in range(3)]
+    assert {row[8] for row in found} == {member.id}
+    consumer.commit({"a": {0: 4}})
+    assert [row[3] for row in rows(world)] == [4, None, None, None, None, None]
+    world.root().delete_topic("c")
+    assert [row[1] for row in rows(world)] == ["a", "a", "a"]
+    consumer.close()
+    assert [row[1:4] for row in rows(world)] == [("a", 0, 4)]
+
+
 def test_offsets_out_of_range_and_of_deleted_topics_are_handled(world: TopicsWorld) -> None:
     group = Groups(world.root()).group("g")
     group.alter({"a": {0: 0, 1: 9}, "b": {0: 0}, "c": {0: 3}})
