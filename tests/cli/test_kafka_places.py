@@ -144,6 +144,8 @@ def test_damage_in_a_root_is_skipped(sparklog: Sparklog, root: Path, lines_file:
     skipping = sparklog("consume", "orders", "--corrupt-records", "skip")
     assert skipping.lines == ["second"]
     assert skipping.err.startswith("sparklog: skipped corrupt offsets 0 to 0 of orders-0: the batch's CRC-32C does")
+    grouped = sparklog("consume", "orders", "--group", "g", "--corrupt-records", "skip", code=2)
+    assert "specify --group or --corrupt-records" in grouped.err
 
 
 @pytest.mark.parametrize("isolation", ["read_committed", "read_uncommitted"])

@@ -116,7 +116,7 @@ class ReadRange:
         Option(
             "-g",
             metavar="NAME",
-            excludes="--key --partition --offset --from-timestamp --to-offset --to-timestamp",
+            excludes="--key --partition --offset --from-timestamp --to-offset --to-timestamp --corrupt-records",
             why="a group reads all records of its partitions from its committed offsets",
             help="Consumer group to join. The offsets of the printed records are committed to the group.",
         ),
