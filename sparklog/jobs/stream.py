@@ -33,12 +33,12 @@ from sparklog.datasource.options import parse_options
 from sparklog.datasource.restarts import restart_lost
 from sparklog.datasource.spark_versions import READ_LIMITS
 from sparklog.datasource.subscription import Subscriber
-from sparklog.errors import Unavailable
+from sparklog.errors import BadRequest, Unavailable
 from sparklog.jobs.common import DONE, job, parse
 from sparklog.log.journal.names import check_id, check_topic_name
 from sparklog.maintenance.spark_runner import quiet_session
 from sparklog.maintenance.table_runs import CopiedRecords
-from sparklog.opening import NOTHING, open_log, open_view, reject_inside, resolve
+from sparklog.opening import NOTHING, ROOT, TOPIC, open_log, open_view, reject_inside, resolve
 from sparklog.output import StatusLine
 
 P = ParamSpec("P")
@@ -111,13 +111,13 @@ def reason(text: str) -> str:
     return (causes or _RAISED.findall(text) or [first])[-1]
 
 
-def check_source(path: str, **options: str | None) -> None:
+def check_source(path: str, **options: str | None) -> list[str]:
     """Raise an error if a log cannot be read or options are invalid. The check runs before Spark starts, which takes
-    seconds.
+    seconds. Return the topics to read.
     """
     read = parse_options({name: value for name, value in options.items() if value is not None}).read
     location = resolve(path)
-    Subscriber(open_view(location, tailing=False), location, read.subscription).topics()
+    return Subscriber(open_view(location, tailing=False), location, read.subscription).topics()
 
 
 def check_target(path: str) -> None:
@@ -127,6 +127,16 @@ def check_target(path: str) -> None:
         reject_inside(location.root)
     else:
         open_log(location)
+
+
+def check_not_itself(copy: Copy, topics: Sequence[str]) -> None:
+    """Raise `BadRequest` if records of `topics` would be written to the topic from which they are read."""
+    source = resolve(copy.source)
+    is_same_root = source.kind in (ROOT, TOPIC) and source.root == resolve(copy.root).root
+    if is_same_root and (copy.topic is None or copy.topic in topics):
+        raise BadRequest(
+            "a topic cannot be copied to itself; specify another topic with --topic, or another root with --root"
+        )
 
 
 def known_timestamp() -> Column:
@@ -309,8 +319,9 @@ def run(spark: SparkSession, copy: Copy) -> int:
 @streaming_job("stream")
 def main(words: Sequence[str]) -> int:
     copy = arguments(words)
-    check_source(copy.source, subscribe=copy.subscribe, subscribepattern=copy.subscribe_pattern)
+    topics = check_source(copy.source, subscribe=copy.subscribe, subscribepattern=copy.subscribe_pattern)
     check_target(copy.root)
+    check_not_itself(copy, topics)
     # Otherwise, Spark would log the stack trace of a failed query, although the job's last line contains the reason.
     with streaming_session("sparklog stream", "FATAL") as spark:
         return run(spark, copy)

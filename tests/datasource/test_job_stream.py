@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING
@@ -87,6 +88,21 @@ def test_a_failing_query_is_one_line_and_exit_code_1(
     said = capsys.readouterr().err.splitlines()
     assert len(said) == 1
     assert "nowhere" in said[0]
+
+
+@pytest.mark.parametrize("more", [(), ("--topic", "t")])
+@pytest.mark.parametrize("path", ["", "/t"])
+def test_a_topic_is_not_copied_to_itself(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], path: str, more: tuple[str, ...]
+) -> None:
+    root = str(tmp_path / "root")
+    feed(root, "t", range(3))
+    given = ["--source", root + path, "--subscribe", "t", "--root", root, "--checkpoint", str(tmp_path / "c"), *more]
+    assert stream.main(given) == 1
+    assert "a topic cannot be copied to itself" in capsys.readouterr().err
+    copy = stream.arguments(given)
+    stream.check_not_itself(replace(copy, topic="other"), ["t"])
+    stream.check_not_itself(replace(copy, root=str(tmp_path / "other")), ["t"])
 
 
 def test_wrong_usage_ends_with_2(
