@@ -123,6 +123,7 @@ def test_perf_consume_counts_records_like_kafka(sparklog: Sparklog, root: Path) 
             "linger_ms must be a non-negative number of milliseconds, found 'x'",
         ),
         (("--record-size", 5, "--commit-intervals", "5,x"), "expected milliseconds separated by commas"),
+        (("--payload-file", __file__, "--payload-delimiter", ""), "expected at least one character"),
     ],
 )
 def test_invalid_options_are_one_line_errors(
@@ -133,3 +134,12 @@ def test_invalid_options_are_one_line_errors(
     assert message in result.err
     assert result.err.count("\n") == 1
     assert library.open(root).topics() == []
+
+
+def test_payload_file_must_be_text(sparklog: Sparklog, root: Path, tmp_path: Path) -> None:
+    library.open(root, create=True)
+    file = tmp_path / "payload"
+    file.write_bytes(b"\xff\n")
+    result = sparklog("perf", "produce", "--topic", "t", "--num-records", 1, "--payload-file", file, code=1)
+    assert "is not UTF-8 text" in result.err
+    assert result.err.count("\n") == 1

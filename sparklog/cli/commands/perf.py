@@ -17,7 +17,7 @@ from sparklog.common.settings import keyword_settings
 from sparklog.console.locations import open_root
 from sparklog.console.options import RootOption, comma_separated, integer_option
 from sparklog.console.parameters import Argument, Commands, Option
-from sparklog.console.terminal import NO_BROKER, Output, print_table, warn
+from sparklog.console.terminal import NO_BROKER, Output, print_table, read_text, warn
 from sparklog.errors import BadRequest
 
 if TYPE_CHECKING:
@@ -75,7 +75,9 @@ class PayloadOptions:
             return lambda: random_payloads(size, Random())
         if self.payload_file is None:
             return ascending_payloads
-        text = self.payload_file.read_text("utf-8").removesuffix("\n")
+        if not self.payload_delimiter:
+            raise BadParameter("expected at least one character", param_hint="'--payload-delimiter'")
+        text = read_text(self.payload_file, "--payload-file").removesuffix("\n")
         return lambda: payloads_of_file(text, self.payload_delimiter, Random())
 
 
