@@ -387,6 +387,35 @@ def test_queued_commits_run_in_order_in_the_next_call(world: ConsumerWorld) -> N
         consumer.commit_async()
 
 
+def test_callback_of_a_queued_commit_can_commit(world: ConsumerWorld) -> None:
+    append(world, "a", 0, *"123")
+    outcomes: list[object] = []
+    consumer = reader(world, topics="a", enable_auto_commit=False)
+
+    def commit_again(offsets: object, error: Exception | None) -> None:
+        outcomes.append(type(error))
+        consumer.commit({"a": {0: 3}})
+
+    # The merged entry is rejected because of partition 7, so each commit is written separately.
+    consumer.commit_async({"a": {7: 0}}, commit_again)
+    consumer.commit_async({"a": {0: 2}}, lambda offsets, error: outcomes.append(error))
+    consumer.poll()
+    assert (outcomes, world.committed()) == ([BadRequest, None], {A0: 3})
+
+
+def test_queued_commits_are_written_once_if_a_callback_fails(world: ConsumerWorld) -> None:
+    append(world, "a", 0, *"123")
+    outcomes: list[object] = []
+    consumer = reader(world, topics="a", enable_auto_commit=False)
+    consumer.commit_async({"a": {0: 1}}, lambda offsets, error: 1 / 0)
+    consumer.commit_async({"a": {0: 2}}, lambda offsets, error: outcomes.append(error))
+    with pytest.raises(ZeroDivisionError):
+        consumer.poll()
+    before = consumer.group.log.refresh().number
+    consumer.poll()
+    assert (outcomes, consumer.group.log.refresh().number) == ([None], before)
+
+
 def test_positions_are_those_of_the_returned_records(world: ConsumerWorld) -> None:
     world.topic("a").append({"value": [str(number) for number in range(9)], "partition": [0, 1, 1] * 3})
     consumer = reader(world, topics="a", consumer_timeout_ms=0, enable_auto_commit=False)

@@ -45,6 +45,8 @@ class OffsetCommits:
         self._positions = positions
         self._last_automatic = env.now()
         self._pending: deque[PendingCommit] = deque()
+        self._completed: deque[tuple[PendingCommit, SparklogError | None]] = deque()
+        """The commits that were written or rejected, and whose callbacks have not been called yet."""
 
     def commit(self, member: ConsumerMember, offsets: Offsets | None = None) -> None:
         """Run the pending commits, and then commit `offsets`.
@@ -84,18 +86,33 @@ class OffsetCommits:
                 raise errors[0] from None
 
     def run_pending(self, member: ConsumerMember) -> None:
-        while self._pending:
+        """Write the pending commits, and then call their callbacks.
+
+        A callback may commit offsets, which calls this method again. Therefore all pending commits are written before
+        the first callback is called. If a callback raises an error, the next call continues with the next callback.
+        """
+        while self._pending or self._completed:
             pending = list(self._pending)
-            merged_error = self._try(member, _merged(pending))
-            is_rejected = isinstance(merged_error, (BadRequest, Conflict, NotFound))
-            for commit in pending:
-                self._pending.popleft()
-                retries = is_rejected and len(pending) > 1
-                error = self._try(member, commit.offsets) if retries else merged_error
-                if commit.callback is not None:
-                    commit.callback(commit.offsets, error)
-                elif error is not None:
-                    _LOG.warning("commit_async of %s failed: %s", commit.offsets, error)
+            errors = self._write_pending(member, pending)
+            self._pending.clear()
+            self._completed.extend(zip(pending, errors, strict=True))
+            self.run_callbacks()
+
+    def run_callbacks(self) -> None:
+        """Call the callbacks of the commits that were written or rejected."""
+        while self._completed:
+            commit, error = self._completed.popleft()
+            if commit.callback is not None:
+                commit.callback(commit.offsets, error)
+            elif error is not None:
+                _LOG.warning("commit_async of %s failed: %s", commit.offsets, error)
+
+    def _write_pending(self, member: ConsumerMember, pending: list[PendingCommit]) -> list[SparklogError | None]:
+        """Write commits as one entry, or separately if the entry is rejected. Return the error of each commit."""
+        error = self._try(member, _merged(pending))
+        if len(pending) > 1 and isinstance(error, (BadRequest, Conflict, NotFound)):
+            return [self._try(member, commit.offsets) for commit in pending]
+        return [error] * len(pending)
 
     def _try(self, member: ConsumerMember, offsets: Offsets) -> SparklogError | None:
         """Commit offsets. Return the error instead of raising it."""
