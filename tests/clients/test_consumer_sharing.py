@@ -75,6 +75,23 @@ def fill(world: ConsumerWorld, count: int = 1) -> None:
         append(world, "a", partition, *(f"{partition}-{number}" for number in range(count)))
 
 
+def test_queued_commits_of_a_removed_member_fail(world: ConsumerWorld) -> None:
+    fill(world, 3)
+    one = world.consumer(enable_auto_commit=False)
+    settle(world, one)
+    errors: list[object] = []
+    one.commit_async({"a": {0: 1}}, lambda offsets, error: errors.append(type(error)))
+    two = world.consumer(enable_auto_commit=False)
+    for _ in range(16):
+        world.now_ms += 3_000
+        two.poll()
+    two.commit({"a": {0: 3}})
+    two.close()
+    one.poll()
+    assert (world.committed()[A0], errors) == (3, [Fenced])
+    assert numbers(one) == [0, 1, 2, 3]
+
+
 def test_partitions_of_a_closed_member_are_reassigned_immediately(world: ConsumerWorld) -> None:
     fill(world, 3)
     noted = [Noted(), Noted()]

@@ -303,6 +303,8 @@ class Consumer(PartitionReader, GroupConsumer):
     def commit_async(self, offsets: Offsets | None = None, callback: CommitCallback | None = None) -> None:
         """Commit positions at the next `poll`, `commit` or `close`. Commits are made in the order of the calls.
 
+        If the consumer is removed from its group before the commit, the commit fails with `Fenced`.
+
         Args:
             offsets: The next offset to read, by topic and partition. None commits the current positions.
             callback: A function that is called after the commit with the offsets, and with the error or None. The
@@ -419,6 +421,7 @@ class Consumer(PartitionReader, GroupConsumer):
             member.stop()
         _LOG.warning("%r was removed from its group and will rejoin it: %s", self, error)
         self._rebalances.lose()
+        self._commits.fail_pending(error)
         if member is not None and member.is_replaced():
             # Do not rejoin, because two processes with the same instance id would replace each other repeatedly.
             self._clear_subscription()

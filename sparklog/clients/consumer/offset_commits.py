@@ -85,6 +85,13 @@ class OffsetCommits:
             if errors:
                 raise errors[0] from None
 
+    def fail_pending(self, error: SparklogError) -> None:
+        """Reject the pending commits, because their member was removed from the group. Otherwise, the next membership
+        would write them, although another member may have committed later offsets. The next call runs the callbacks.
+        """
+        self._completed.extend((commit, error) for commit in self._pending)
+        self._pending.clear()
+
     def run_pending(self, member: ConsumerMember) -> None:
         """Write the pending commits, and then call their callbacks.
 
