@@ -82,6 +82,17 @@ def test_manual_assignment_commits_only_if_the_group_has_no_members(world: Consu
     assert world.committed()[A0] == 1
 
 
+def test_failed_subscribe_leaves_no_subscription(world: ConsumerWorld) -> None:
+    append(world, "a", 0, "1")
+    Groups(world.root()).group("g").join("owner")
+    consumer = reader(world)
+    with pytest.raises(Conflict):
+        consumer.subscribe("a")
+    assert (consumer.subscription(), consumer.topics) == (frozenset(), ())
+    consumer.assign({"a": [0]})
+    assert everything(consumer) == ["1"]
+
+
 def test_a_consumer_without_a_group(world: ConsumerWorld) -> None:
     append(world, "a", 0, "1")
     for consumer in (reader(world, None, topics="a"), reader(world, None)):

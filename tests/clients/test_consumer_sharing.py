@@ -92,6 +92,19 @@ def test_queued_commits_of_a_removed_member_fail(world: ConsumerWorld) -> None:
     assert numbers(one) == [0, 1, 2, 3]
 
 
+def test_unsubscribe_after_a_failed_rejoin(world: ConsumerWorld) -> None:
+    consumer = world.consumer(enable_auto_commit=False)
+    errors: list[object] = []
+    consumer.commit_async({"a": {0: 1}}, lambda offsets, error: errors.append(type(error)))
+    world.now_ms += 60_000
+    Groups(world.root()).group("g").join("owner")
+    with pytest.raises(sparklog.Conflict):
+        consumer.poll()
+    assert consumer.subscription() == {"a"}
+    consumer.unsubscribe()
+    assert (consumer.subscription(), errors) == (frozenset(), [Fenced])
+
+
 def test_partitions_of_a_closed_member_are_reassigned_immediately(world: ConsumerWorld) -> None:
     fill(world, 3)
     noted = [Noted(), Noted()]

@@ -177,12 +177,13 @@ class Consumer(PartitionReader, GroupConsumer):
         if self._member is not None:
             self._member.subscribe(names)
             return
-        self._member = self._join()
         try:
+            self._member = self._join()
             self._rebalances.follow(self._member)
         except SparklogError:
             try:
-                self._member.leave()
+                if self._member is not None:
+                    self._member.leave()
             finally:
                 self._clear_subscription()
             raise
@@ -228,8 +229,7 @@ class Consumer(PartitionReader, GroupConsumer):
     def unsubscribe(self) -> None:
         """Stop reading, and leave the group. If auto-commit is enabled, the positions are committed first."""
         self._check_open()
-        if self._member is not None:
-            self._leave(commit=True)
+        self._leave(commit=True)
 
     def subscription(self) -> frozenset[str]:
         """Return the subscribed topics.
@@ -461,6 +461,9 @@ class Consumer(PartitionReader, GroupConsumer):
         """
         member = self._member
         if member is None:
+            # The consumer was removed from its group and has not rejoined it, or has no subscription.
+            self._clear_subscription()
+            self._commits.run_callbacks()
             return
         self._return_chunk()
         try:
