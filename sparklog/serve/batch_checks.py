@@ -199,7 +199,7 @@ def next_number(last: int | None, batch: BatchHeader | CheckedBatch) -> int:
 
     `last` is the number of the producer's last record. If it is None, the producer is unknown and may start at any
     sequence. Raises `CodeError` if the batch does not follow `last`. The code is DUPLICATE_SEQUENCE_NUMBER if the batch
-    was already committed.
+    ends at or before `last`, so that it was probably already committed.
     """
     epoch, first, count = batch.producer_epoch, batch.base_sequence, batch.count
     if epoch < 0:

@@ -30,7 +30,7 @@ from sparklog.log.write.append_target import AppendOutcome, AppendTarget
 from sparklog.serve.batch_checks import CheckedBatch, checked_batch, next_number, writer_id
 from sparklog.serve.batch_file import write_batches
 from sparklog.serve.codes import DATA_CODES, FAILURES, Code, CodeError, ProduceResponse, code_of, errors_as, known_code
-from sparklog.serve.repeated_batches import find_repeated
+from sparklog.serve.repeated_batches import find_repeated, is_committed
 
 if TYPE_CHECKING:
     from sparklog.serve.recent_batches import RecentBatches
@@ -128,7 +128,7 @@ class _OutdatedStateError(Exception):
 
 
 class _RepeatedBatchError(CodeError):
-    """A batch that was already committed, according to the registry entry of its producer.
+    """A batch that precedes the registry entry of its producer, and was probably already committed.
 
     If `entry` is None, the batch repeats another batch of the same commit.
     """
@@ -301,10 +301,12 @@ class _BatchGroup:
 
 
 def _repeated(log: TopicLog, partition: int, batch: CheckedBatch, entry: WriterEntry) -> ProduceResponse:
-    """Return the response to a retry of a committed batch.
+    """Return the response to a batch that precedes the registry entry of its producer.
 
-    The response contains the offset of the batch if the log still contains the batch.
+    If the batch was committed, the response contains its offset, unless the log no longer contains the batch.
     """
+    if not is_committed(log, partition, batch, entry):
+        return ProduceResponse(Code.OUT_OF_ORDER_SEQUENCE_NUMBER)
     stored = find_repeated(log, partition, batch, entry)
     if stored is None:
         return ProduceResponse(Code.DUPLICATE_SEQUENCE_NUMBER)

@@ -15,6 +15,8 @@ import pytest
 import sparklog
 from sparklog.log.topic.engine import TopicLog
 from sparklog.log.topic.root import Root, RootView
+from sparklog.maintenance.work_items import Settings
+from sparklog.retention.vacuum import IDLE_KAFKA_MS, vacuum
 from sparklog.serve import repeated_batches
 from sparklog.serve.appends import Appends
 from sparklog.serve.batch_commit import Responses
@@ -25,6 +27,7 @@ from sparklog.testing.world import World
 from tests.serve.wire import batch_of
 
 PRODUCER = (1 << 40) + 7
+OUT_OF_ORDER = [ProduceResponse(Code.OUT_OF_ORDER_SEQUENCE_NUMBER)]
 Sent = tuple[int, bytes]
 
 
@@ -117,6 +120,77 @@ def test_committed_batches_missing_from_the_log_are_acknowledged_without_an_offs
     topic.delete_records({0: 6})
     assert produced(world.root(), batches[5]) == [ProduceResponse(Code.DUPLICATE_SEQUENCE_NUMBER)]
     assert produced(world.root(), batches[6]) == [ProduceResponse(Code.NONE, 6, -1, 6)]
+
+
+def test_a_committed_batch_that_was_compacted_is_acknowledged_without_an_offset() -> None:
+    world = World()
+    configs = {"cleanup.policy": "compact", "min.cleanable.dirty.ratio": 0}
+    world.root().create_topic("t", configs=configs)
+    # Both records have the same key.
+    first, second = [(0, batch_of([b"%d" % n], producer=(PRODUCER, 0, n), time_ms=1_700_000_000_000)) for n in range(2)]
+    for one in (first, second):
+        assert produced(world.root(), one)[0].code is Code.NONE
+    sparklog.compact(world.root(), roll=True)
+    assert world.values("t") == ["1"]
+    assert produced(world.root(), first) == [ProduceResponse(Code.DUPLICATE_SEQUENCE_NUMBER)]
+
+
+def append_others(world: World, first: int, count: int) -> None:
+    """Commit batches of another producer, one by one."""
+    for n in range(first, first + count):
+        assert produced(world.root(), (0, batch(1, n, 1)))[0].code is Code.NONE
+
+
+@pytest.mark.parametrize("copies", [127, 0])
+def test_a_batch_that_was_not_written_before_a_later_batch_of_a_new_producer_is_rejected(copies: int) -> None:
+    world = World()
+    topic = world.root().create_topic("t", configs={"carried.commits": copies})
+    append_others(world, 0, 20)
+    topic.delete_records({0: 20})
+    # The commit with the first batch has failed, and the producer has sent two batches without waiting for it.
+    for first in (2, 3):
+        assert produced(world.root(), (0, batch(0, first, 1)))[0].code is Code.NONE
+        append_others(world, 18 + first, 1)
+    assert produced(world.root(), (0, batch(0, 0, 2))) == OUT_OF_ORDER
+    assert produced(world.root(), (0, batch(0, 1, 2))) == OUT_OF_ORDER
+    assert produced(world.root(), (0, batch(0, 2, 1)))[0].base == 20
+    assert topic.count().records == 4
+
+
+def test_a_batch_that_was_not_written_after_an_idle_day_is_rejected() -> None:
+    world = World()
+    world.root().create_topic("t")
+    for n in range(6):
+        produced(world.root(), (0, batch(0, n, 1)))
+    world.advance(2 * IDLE_KAFKA_MS)
+    vacuum(world.topic("t"), Settings(now_ms=world.now_ms))
+    assert not world.topic("t").log.state().registry
+    assert produced(world.root(), (0, batch(0, 7, 1)))[0].code is Code.NONE
+    assert produced(world.root(), (0, batch(0, 6, 1))) == OUT_OF_ORDER
+    assert produced(world.root(), (0, batch(0, 5, 1))) == OUT_OF_ORDER
+
+
+def test_a_batch_of_a_deleted_topic_is_not_a_batch_of_the_new_topic() -> None:
+    world = World()
+    world.root().create_topic("t")
+    produced(world.root(), (0, batch(0, 0, 2)))
+    world.topic("t").delete()
+    world.root().create_topic("t")
+    assert produced(world.root(), (0, batch(0, 2, 1)))[0].base == 0
+    assert produced(world.root(), (0, batch(0, 0, 2))) == OUT_OF_ORDER
+
+
+@pytest.mark.parametrize("copies", [127, 0])
+def test_a_batch_is_found_behind_commits_of_other_producers(monkeypatch: pytest.MonkeyPatch, copies: int) -> None:
+    world = World()
+    world.root().create_topic("t", configs={"carried.commits": copies})
+    first = produced(world.root(), (0, batch(0, 0, 2)))
+    append_others(world, 0, 20)
+    assert produced(world.root(), (0, batch(0, 2, 1)))[0].code is Code.NONE
+    monkeypatch.setattr(repeated_batches, "SEARCHED_COMMITS", 22)
+    assert produced(world.root(), (0, batch(0, 0, 2))) == first
+    monkeypatch.setattr(repeated_batches, "SEARCHED_COMMITS", 21)
+    assert produced(world.root(), (0, batch(0, 0, 2))) == OUT_OF_ORDER
 
 
 def test_offsets_are_found_after_the_sequence_wraps() -> None:

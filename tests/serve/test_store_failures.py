@@ -87,6 +87,16 @@ def warnings(caplog: pytest.LogCaptureFixture) -> list[str]:
     return [record.getMessage() for record in logged if record.levelno == logging.WARNING]
 
 
+def test_a_batch_whose_commit_failed_is_not_a_duplicate_after_the_next_batch(store: FailingStore) -> None:
+    first, second = [batch_of([b"%d" % n], producer=(1 << 40, 0, n)) for n in range(2)]
+    with connected(store) as wire:
+        store.failure = FULL
+        assert wire.produce("t1", {0: first})[0]["errorCode"] == Code.KAFKA_STORAGE_ERROR
+        store.failure = ""
+        codes = [wire.produce("t1", {0: batch})[0]["errorCode"] for batch in (second, first, second)]
+    assert codes == [Code.NONE, Code.OUT_OF_ORDER_SEQUENCE_NUMBER, Code.NONE]
+
+
 def test_a_failed_commit_is_logged_once_per_topic(store: FailingStore, caplog: pytest.LogCaptureFixture) -> None:
     with connected(store) as wire:
         store.failure = FULL
