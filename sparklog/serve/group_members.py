@@ -53,6 +53,8 @@ from sparklog.serve.shared_members import assignment_bytes, leave_journal, refre
 EMPTY, PREPARING, COMPLETING, STABLE = "Empty", "PreparingRebalance", "CompletingRebalance", "Stable"
 FIRST_DELAY = 0.1
 """The time (seconds) that the first member of a group waits for other members."""
+LOCKED_SECONDS = 0.1
+"""The time (seconds) after which a member is removed if its rebalance timeout ends during a call of its handle."""
 MAX_MEMBERS = 10_000
 T = TypeVar("T")
 _LOG = logging.getLogger("sparklog.serve")
@@ -483,6 +485,14 @@ class GroupMembers:
             _LOG.info("group %s: member %s exceeded its session or rebalance timeout", self.id, member.id)
             self._remove(member)
 
+    def _expire_rebalance(self, member: MemberState) -> None:
+        """Remove a member of a shared group that has not rejoined in time."""
+        if member.call_lock.locked():
+            loop = asyncio.get_running_loop()
+            member.rejoining = loop.call_later(LOCKED_SECONDS, self._expire_rebalance, member)
+        else:
+            self._expire(member)
+
     def _drop_member(self, member: MemberState) -> None:
         _stop(member.expiry)
         _stop(member.rejoining)
@@ -577,9 +587,13 @@ class GroupMembers:
                 except Fenced:
                     self._drop_member(member)
                     continue
-            if must_rejoin and member.rejoining is None:
+            if not must_rejoin:
+                # The client has rejoined, or its assignment is again the one that the client has received.
+                _stop(member.rejoining)
+                member.rejoining = None
+            elif member.rejoining is None:
                 seconds = member.details.rebalance_ms / 1000
-                member.rejoining = asyncio.get_running_loop().call_later(seconds, self._expire, member)
+                member.rejoining = asyncio.get_running_loop().call_later(seconds, self._expire_rebalance, member)
 
     def leave_shared(self) -> None:
         """Remove all clients from the journal, because the server stops."""

@@ -8,6 +8,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from itertools import count
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
@@ -18,7 +19,7 @@ from sparklog.groups.group_members import GroupMember
 from sparklog.groups.group_state import GroupMetadata, GroupState
 from sparklog.groups.membership import Membership
 from sparklog.serve.codes import Code, CodeError
-from sparklog.serve.group_members import EMPTY, STABLE, GroupMembers, JoinResult
+from sparklog.serve.group_members import EMPTY, STABLE, GroupMembers, JoinResult, MemberState
 from sparklog.serve.join_details import JoinDetails
 from sparklog.serve.options import Address
 from tests.serve.wire import Wire
@@ -168,6 +169,58 @@ def test_a_group_closed_during_a_rebalance_ends_in_the_journal() -> None:
             assert entered.left
             assert (group.state, group.membership, group.members) == (EMPTY, None, {})
 
+    asyncio.run(run())
+
+
+JOURNAL = cast(Any, SimpleNamespace(log=SimpleNamespace(refresh=lambda: None)))
+
+
+@pytest.fixture
+def shared(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[], bool]], tuple[GroupMembers, MemberState]]:
+    """Create a shared group with one client. The client must rejoin within 20 ms if the function returns True."""
+
+    async def call(function: Callable[..., Any], *arguments: object) -> Any:
+        return function(*arguments)
+
+    def group(must_rejoin: Callable[[], bool]) -> tuple[GroupMembers, MemberState]:
+        group = GroupMembers("g", cast(Any, None), str, cast(Any, None), cast(Any, call))
+        member = MemberState(replace(details("one", 60_000), member="one", rebalance_ms=20))
+        member.classic = cast(Any, SimpleNamespace(membership=None, must_rejoin=must_rejoin))
+        group.members["one"], group.is_shared, group.state = member, True, STABLE
+        return group, member
+
+    monkeypatch.setattr("sparklog.serve.group_members.refresh_membership", lambda *_: None)
+    monkeypatch.setattr("sparklog.serve.group_members.leave_journal", lambda _: None)
+    return group
+
+
+def test_a_member_whose_assignment_is_restored_does_not_have_to_rejoin(shared: Any) -> None:
+    """For example, another member has joined and left between two heartbeats of this member."""
+
+    async def run() -> None:
+        answers = [True, False]
+        group, _ = shared(lambda: answers.pop(0))
+        for _ in range(2):
+            await group.refresh_shared(JOURNAL)
+        await asyncio.sleep(0.1)
+        assert list(group.members) == ["one"]
+
+    asyncio.run(run())
+
+
+def test_a_member_that_does_not_rejoin_is_removed_after_the_current_call(
+    shared: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def run() -> None:
+        group, member = shared(lambda: True)
+        await group.refresh_shared(JOURNAL)
+        async with member.call_lock:
+            await asyncio.sleep(0.1)
+            assert list(group.members) == ["one"]
+        await asyncio.sleep(0.1)
+        assert not group.members
+
+    monkeypatch.setattr("sparklog.serve.group_members.LOCKED_SECONDS", 0.01)
     asyncio.run(run())
 
 
