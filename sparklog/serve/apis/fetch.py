@@ -53,7 +53,9 @@ async def fetch(request: ServedRequest) -> Fields:
         for topic in fields["topics"]:
             topic["topic"] = names.get(topic["topicId"], "")
     loop = asyncio.get_running_loop()
-    deadline = loop.time() + max(0, fields["maxWaitMs"]) / 1000
+    # The server closes a connection that is idle for longer. Its task, which occupies a connection slot, must end, too.
+    wait_seconds = min(max(0, fields["maxWaitMs"]) / 1000, services.options.limits.idle_seconds)
+    deadline = loop.time() + wait_seconds
     is_fresh = False
     while True:
         # Return batches in memory without a thread, because switching to a thread costs more than copying the batches.
