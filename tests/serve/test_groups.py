@@ -264,6 +264,36 @@ def test_committed_leader_epochs_are_returned(serve: Callable[..., Address], tmp
     wire.close()
 
 
+def commit_offset(wire: Wire, *partitions: int) -> list[int]:
+    """Commit offsets of partitions of topic `t` without a member, and return the codes."""
+    rows = [{"partitionIndex": partition, "committedOffset": 1} for partition in partitions]
+    fields = {"groupId": "g", "generationIdOrMemberEpoch": -1, "memberId": ""}
+    answer = wire.ask("OffsetCommit", 8, {**fields, "topics": [{"name": "t", "partitions": rows}]})
+    return [row["errorCode"] for row in answer["topics"][0]["partitions"]]
+
+
+def test_offsets_of_new_partitions_are_committed(serve: Callable[..., Address], tmp_path: Path) -> None:
+    topic_of(tmp_path, partitions=1)
+    wire = Wire(serve(tmp_path))
+    assert commit_offset(wire, 0) == [Code.NONE]
+    sparklog.open(tmp_path).topic("t").alter(partitions=2)
+    assert commit_offset(wire, 1, 2) == [Code.NONE, Code.UNKNOWN_TOPIC_OR_PARTITION]
+    wire.close()
+
+
+def test_offsets_of_a_topic_that_another_process_has_deleted_are_rejected(
+    serve: Callable[..., Address], tmp_path: Path
+) -> None:
+    topic_of(tmp_path, partitions=1)
+    wire = Wire(serve(tmp_path))
+    assert commit_offset(wire, 0) == [Code.NONE]
+    sparklog.open(tmp_path).topic("t").delete()
+    # The client looks up the coordinator and retries.
+    assert commit_offset(wire, 0) == [Code.COORDINATOR_NOT_AVAILABLE]
+    assert commit_offset(wire, 0) == [Code.UNKNOWN_TOPIC_OR_PARTITION]
+    wire.close()
+
+
 def test_an_invalid_group_id_is_rejected(serve: Callable[..., Address], tmp_path: Path) -> None:
     topic_of(tmp_path, partitions=1)
     wire = Wire(serve(tmp_path))

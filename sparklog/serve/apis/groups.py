@@ -185,16 +185,28 @@ async def offset_commit(request: ServedRequest) -> Fields:
         if positions:
             await _commit(coordinator, request.fields, positions, request.version)
     except FAILURES as error:
+        await poll_deleted(request, error, positions)
         code = code_of(error, GROUP_CODES)
         rows = partition_rows(request.fields, lambda *_: {"errorCode": code})
     return {"topics": rows}
 
 
+async def poll_deleted(request: ServedRequest, error: Exception, positions: Positions) -> None:
+    """Poll the topics of offsets that could not be committed because a topic was deleted after it had been polled. When
+    the client retries, only the deleted topic gets an error.
+    """
+    if isinstance(error, NotFound):
+        await request.services.run(request.services.log.poll_each, list(positions))
+
+
 def checked_positions(request: ServedRequest, positions: Positions) -> list[Fields]:
     """Return the responses for all partitions. Add the offsets that can be committed to `positions`."""
-    log, names = request.services.log, {topic["name"] for topic in request.fields["topics"]}
-    polled = log.poll([name for name in names if not log.last_polled(name).ends])
-    bounds = {name: log.last_polled(name).ends or polled.get(name, MISSING).ends for name in names}
+    log, numbers = request.services.log, dict[str, set[int]]()
+    for topic in request.fields["topics"]:
+        numbers.setdefault(topic["name"], set()).update(row["partitionIndex"] for row in topic["partitions"])
+    # Another process may have added partitions after a topic was polled.
+    polled = log.poll([name for name, rows in numbers.items() if not rows <= log.last_polled(name).ends.keys()])
+    bounds = {name: log.last_polled(name).ends or polled.get(name, MISSING).ends for name in numbers}
 
     def code(topic: str, row: Fields) -> Code:
         number, metadata, epoch = row["partitionIndex"], row["committedMetadata"] or "", row["committedLeaderEpoch"]

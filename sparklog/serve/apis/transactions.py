@@ -16,7 +16,7 @@ from functools import partial
 from sparklog.errors import Fenced, NotFound, SparklogError
 from sparklog.kafka.messages.coordinator_records import Status
 from sparklog.kafka.messages.message_schema import Fields
-from sparklog.serve.apis.groups import check_group, checked_positions
+from sparklog.serve.apis.groups import check_group, checked_positions, poll_deleted
 from sparklog.serve.codes import (
     FAILURES,
     TRANSACTION_CODES,
@@ -139,6 +139,7 @@ async def txn_offset_commit(request: ServedRequest) -> Fields:
             # Offsets below 0 have no effect, but a broker checks the producer that sends them.
             await request.services.run(partial(transaction.coordinator.checked_state, name, producer, is_v2=is_v2))
     except FAILURES as error:
+        await poll_deleted(request, error, positions)
         code = _code(request, error)
         rows = partition_rows(fields, lambda *_: {"errorCode": code})
     return {"topics": rows}
