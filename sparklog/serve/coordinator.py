@@ -220,7 +220,7 @@ class Coordinator:
             elif membership is not None:
                 if turn % OWNER_POLLS == 0 and await self.run(_has_waiting_members, membership):
                     await members.share_group()
-            elif not members.members and not members.lock.locked():
+            elif not (members.members or members.has_pending or members.lock.locked()):
                 self._groups.pop(name, None)
         except Fenced:
             if members.membership is membership:

@@ -148,6 +148,11 @@ class GroupMembers:
         return self.membership.generation if self.membership is not None else -1
 
     @property
+    def has_pending(self) -> bool:
+        """True if a client has received a member id with MEMBER_ID_REQUIRED, and may join with this id."""
+        return bool(self._pending)
+
+    @property
     def kind(self) -> str:
         return next((member.details.kind for member in self.members.values()), "")
 
@@ -469,8 +474,6 @@ class GroupMembers:
         member.fail(Code.UNKNOWN_MEMBER_ID)
         self._drop_member(member)
         if member.classic is not None:
-            if not self.members:
-                self.state, self.is_shared = EMPTY, False
             return self._start_task(self._leave_shared(member.classic))
         if self.state in (STABLE, COMPLETING):
             self._start_rebalance()
@@ -498,6 +501,8 @@ class GroupMembers:
         _stop(member.rejoining)
         if self.members.get(member.id) is member:
             del self.members[member.id]
+        if self.is_shared and not self.members:
+            self.state, self.is_shared = EMPTY, False
 
     # -- shared groups
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -14,7 +15,7 @@ from sparklog.log.journal.clocks import SYSTEM
 from sparklog.log.topic.root import open_root
 from sparklog.serve.codes import Code, CodeError
 from sparklog.serve.coordinator import Coordinator
-from sparklog.serve.group_members import MemberState
+from sparklog.serve.group_members import STABLE, MemberState
 from sparklog.serve.join_details import JoinDetails
 from sparklog.serve.options import Address
 from sparklog.serve.peers import Peers
@@ -81,6 +82,25 @@ def test_pending_offset_commits_share_an_entry() -> None:
             topic_partition[1]: item.offset for topic_partition, item in group.committed().items()
         } == dict.fromkeys(range(4), 2)
         assert group.state().number == number + 2
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("pending", [False, True], ids=["last member of a shared group was dropped", "pending id"])
+def test_only_groups_without_clients_are_evicted(pending: bool) -> None:
+    async def run() -> None:
+        asked = coordinator(Runs())
+        members = asked.members(GROUP)
+        if pending:
+            details = replace(ONE, member="", protocols=(("range", b""),))
+            with pytest.raises(CodeError, match="MEMBER_ID_REQUIRED"):
+                await members.join(details, id_first=True)
+        else:
+            member = members.members["one"] = MemberState(ONE)
+            members.is_shared, members.state = True, STABLE
+            members._drop_member(member)
+        await asyncio.wait_for(asked._watch_group(GROUP, members, 1), 5)
+        assert (GROUP in asked._groups) == pending
 
     asyncio.run(run())
 
