@@ -31,7 +31,7 @@ from sparklog.serve.group_members import GroupMembers, MemberState
 from sparklog.serve.options import Address
 from sparklog.serve.peers import Peers, ranking
 from sparklog.serve.served_log import Runner
-from sparklog.serve.shared_members import join_journal
+from sparklog.serve.shared_members import join_journal, leave_journal
 
 _LOG = logging.getLogger("sparklog.serve")
 SESSION_MS = 45_000
@@ -228,10 +228,19 @@ class Coordinator:
         except Exception as error:  # noqa: BLE001 - continue with the heartbeats of other groups
             _LOG.warning("group %s: cannot send heartbeats: %s", name, error)
 
+    async def leave_shared(self) -> None:
+        """Remove the clients from the journals of shared groups, because the server stops.
+
+        The requests are sent by several threads, so that an entry removes several clients.
+        """
+        self._watching.cancel()
+        members = [member for group in self._groups.values() for member in group.members.values()]
+        calls = (self.run(leave_journal, one.classic.membership) for one in members if one.classic is not None)
+        await asyncio.gather(*calls, return_exceptions=True)
+
     def close(self) -> None:
         self._watching.cancel()
         for members in self._groups.values():
-            members.leave_shared()
             members.close(Code.NOT_COORDINATOR)
         for consumers in self._consumers.values():
             consumers.close()

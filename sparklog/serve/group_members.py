@@ -600,12 +600,6 @@ class GroupMembers:
                 seconds = member.details.rebalance_ms / 1000
                 member.rejoining = asyncio.get_running_loop().call_later(seconds, self._expire_rebalance, member)
 
-    def leave_shared(self) -> None:
-        """Remove all clients from the journal, because the server stops."""
-        for member in list(self.members.values()):
-            if member.classic is not None:
-                leave_journal(member.classic.membership)
-
 
 def _stop(timer: asyncio.TimerHandle | None) -> None:
     if timer is not None:

@@ -38,7 +38,9 @@ IMPORT_SECONDS, KERNEL_SECONDS = 0.2, 1.0
 LOADING_SWITCH_SECONDS = 0.0005
 SCRAPE_SECONDS = 10.0
 STOP_SECONDS = 5.0
-"""The maximum time that a stopping server waits for commits in flight, and then for clients to receive responses."""
+"""The maximum time that a stopping server waits for commits in flight, then for clients to receive responses, and then
+for the clients to be removed from shared groups.
+"""
 BUFFER_BYTES = 1 << 20
 _LOG = logging.getLogger("sparklog.serve")
 
@@ -127,6 +129,8 @@ class Server:
         for connection in list(self._connections):
             connection.close()
         self._services.drops.report(is_last=True)
+        with suppress(asyncio.TimeoutError):
+            await asyncio.wait_for(self._services.leave_groups(), STOP_SECONDS)
         self._services.close()
 
     async def _accepting(self, listener: socket.socket) -> None:

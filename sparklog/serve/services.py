@@ -286,6 +286,11 @@ class Services:
         if "appends" in vars(self):
             await self.appends.close(timeout_seconds)
 
+    async def leave_groups(self) -> None:
+        """Remove the clients of this server from shared groups."""
+        if "coordinator" in vars(self) and self.coordinator is not None:
+            await self.coordinator.leave_shared()
+
     def close(self) -> None:
         self.log.close()
         self.peers.close()

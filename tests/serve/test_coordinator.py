@@ -1,11 +1,13 @@
-"""Offset commits of a coordinator's groups: which commits share an entry, and what fences them."""
+"""The groups of a coordinator: offset commits that share an entry or are fenced, eviction, and the stop of a server."""
 
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
@@ -17,9 +19,11 @@ from sparklog.serve.codes import Code, CodeError
 from sparklog.serve.coordinator import Coordinator
 from sparklog.serve.group_members import STABLE, MemberState
 from sparklog.serve.join_details import JoinDetails
-from sparklog.serve.options import Address
+from sparklog.serve.options import Address, ServeOptions
 from sparklog.serve.peers import Peers
+from sparklog.serve.server import Server, in_memory
 from sparklog.storage.memory import MemoryStore
+from tests.serve.conftest import FREE
 
 GROUP = "g"
 HERE = Address("here", 1)
@@ -102,6 +106,44 @@ def test_only_groups_without_clients_are_evicted(pending: bool) -> None:
         await asyncio.wait_for(asked._watch_group(GROUP, members, 1), 5)
         assert (GROUP in asked._groups) == pending
 
+    asyncio.run(run())
+
+
+async def stop_server(*leave: Callable[[], object]) -> None:
+    """Stop a server with the clients of a shared group. Each function is called when its client leaves the group."""
+    server = Server(in_memory(), ServeOptions(listen=FREE))
+    await server.start()
+    asked = server._services.coordinator
+    assert asked is not None
+    members = asked.members(GROUP)
+    members.is_shared, members.state = True, STABLE
+    for number, function in enumerate(leave):
+        classic = SimpleNamespace(membership=SimpleNamespace(leave=function))
+        members.members[str(number)] = MemberState(replace(ONE, member=str(number)), classic=cast(Any, classic))
+    await server.stop()
+
+
+def test_the_clients_of_a_stopping_server_leave_shared_groups_in_parallel() -> None:
+    both, left = threading.Barrier(2), list[int]()
+
+    def leave() -> None:
+        both.wait(5)
+        left.append(threading.get_ident())
+
+    asyncio.run(stop_server(leave, leave))
+    assert len(left) == 2
+    assert threading.get_ident() not in left
+
+
+def test_a_stopping_server_does_not_wait_for_a_slow_journal(monkeypatch: pytest.MonkeyPatch) -> None:
+    released, left = threading.Event(), list[bool]()
+
+    async def run() -> None:
+        await stop_server(lambda: left.append(released.wait(10)))
+        assert left == []
+        released.set()
+
+    monkeypatch.setattr("sparklog.serve.server.STOP_SECONDS", 0.1)
     asyncio.run(run())
 
 
