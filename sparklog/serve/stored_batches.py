@@ -113,11 +113,12 @@ class StoredBatches:
 
         Does not wait for the lock.
         """
-        chunk = self._buffered.get(position)
-        if chunk is not None and chunk.nbytes >= nbytes:
-            return True
         recent = self._recent(position, end, nbytes, at_least_one=True)
-        return recent.is_full or recent.next >= end
+        if recent.is_full or recent.next >= end:
+            return True
+        # `read` returns recent batches first, so it uses the buffered batches at this position only if there are none.
+        chunk = self._buffered.get(position)
+        return not recent.batches and chunk is not None and chunk.nbytes >= nbytes
 
     def read(self, position: FetchPosition, end: int, nbytes: int, *, at_least_one: bool) -> FetchedRecords:
         """Return batches from a position to offset `end`, up to `nbytes`.

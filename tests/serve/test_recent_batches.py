@@ -86,6 +86,11 @@ def test_batches_of_other_writers_between_recent_batches_are_read_from_the_log(t
     commit_batches(topic.log, batches_of(b"3"), log.recent)
     assert read(log, 0, 5) == read(log_of(root), 0, 5)
     assert len(in_memory(log, 0, 5)) == 1
+    # A read of recent batches does not use the batches that were read ahead at its position.
+    for served, is_buffered in ((log, False), (log_of(root), True)):
+        batches, start = StoredBatches(served), position(served, 0)
+        batches.read_ahead(start, 5)
+        assert batches.has_buffered(start, 5, 1) == is_buffered
 
 
 @pytest.mark.parametrize("configs", [{"message.timestamp.type": "LogAppendTime"}])
