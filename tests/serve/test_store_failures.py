@@ -111,6 +111,25 @@ def test_a_failed_commit_is_logged_once_per_topic(store: FailingStore, caplog: p
     assert len(warnings(caplog)) == 2
 
 
+def test_batches_get_a_response_if_their_topic_id_cannot_be_looked_up(
+    store: FailingStore, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fail(verb: str, key: str) -> None:
+        if verb.startswith("list"):
+            raise Unavailable(f"cannot list {key}: the store does not respond")
+
+    partitions = [{"index": 0, "records": [batch_of([b"a"])]}]
+    topics = [{"topicId": open_root(store).topic("t1").log.state().topic_id, "partitionData": partitions}]
+    with connected(store) as wire:
+        store.before = fail
+        rows = wire.ask("Produce", 13, {"acks": -1, "timeoutMs": 1000, "topicData": topics})["responses"]
+        assert rows[0]["partitionResponses"][0]["errorCode"] == Code.KAFKA_STORAGE_ERROR
+        store.before = store.fail
+        rows = wire.ask("Produce", 13, {"acks": -1, "timeoutMs": 1000, "topicData": topics})["responses"]
+        assert rows[0]["partitionResponses"][0]["errorCode"] == Code.NONE
+    assert "internal error" not in caplog.text
+
+
 def test_a_failed_group_request_is_logged(store: FailingStore, caplog: pytest.LogCaptureFixture) -> None:
     with connected(store) as wire:
         store.failure = FULL

@@ -8,9 +8,10 @@ import asyncio
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, TypeAlias
 
+from sparklog.errors import SparklogError
 from sparklog.format.record_batch import HEADER_BYTES, HEADER_STRUCT, MAGIC, TRANSACTIONAL_BIT
 from sparklog.kafka.messages.message_schema import Fields
-from sparklog.serve.codes import Code, ProduceResponse
+from sparklog.serve.codes import Code, ProduceResponse, code_of
 from sparklog.serve.services import ServedRequest
 from sparklog.serve.users import TRANSACTION, WRITE
 
@@ -55,8 +56,11 @@ async def produce(request: ServedRequest) -> Produced:
     """Queue all batches. The response to a batch is available when the batch is durable or was rejected."""
     fields, code = request.fields, Code.NONE
     if request.version >= TOPIC_IDS:
-        services = request.services
-        names = await services.log.find_names([topic["topicId"] for topic in fields["topicData"]], services.run)
+        services, topic_ids = request.services, [topic["topicId"] for topic in fields["topicData"]]
+        try:
+            names = await services.log.find_names(topic_ids, services.run)
+        except SparklogError as error:
+            return _rejected(fields, ProduceResponse(code_of(error)))
         for topic in fields["topicData"]:
             topic["name"] = names.get(topic["topicId"], "")
     if not request.services.options.writable:
@@ -71,6 +75,14 @@ async def produce(request: ServedRequest) -> Produced:
     ]
     waiting = [response for _, rows in topics for _, response in rows if isinstance(response, asyncio.Future)]
     return Produced(topics, fields["acks"] != 0, waiting)
+
+
+def _rejected(fields: Fields, response: ProduceResponse) -> Produced:
+    """Return the same response for all batches."""
+    topics: list[tuple[Fields, list[tuple[int, Response]]]] = [
+        (topic, [(row["index"], response) for row in topic["partitionData"]]) for topic in fields["topicData"]
+    ]
+    return Produced(topics, fields["acks"] != 0)
 
 
 def _append(request: ServedRequest, topic: Fields, row: Fields, code: Code) -> Response:
