@@ -29,7 +29,8 @@ API_VERSIONS = 18
 _CLIENT = b"sparklog-serve"
 _HEADER = struct.pack(">hhih", API_VERSIONS, 0, 0, len(_CLIENT)) + _CLIENT
 PROBE = struct.pack(">i", len(_HEADER)) + _HEADER
-FAILURES = OSError, EOFError, asyncio.TimeoutError
+FAILURES = OSError, EOFError, asyncio.TimeoutError, UnicodeError
+"""The exceptions of a failed probe. A `UnicodeError` means that the address is not a valid host name."""
 _LOG = logging.getLogger("sparklog.serve")
 
 

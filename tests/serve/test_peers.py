@@ -134,6 +134,18 @@ def test_a_server_that_never_responded_is_unresponsive() -> None:
     asyncio.run(run())
 
 
+@pytest.mark.usefixtures("quick")
+def test_a_server_with_an_invalid_host_name_is_unresponsive() -> None:
+    async def run() -> None:
+        node = Address("a..b", 1)
+        peers = Peers([NODES[0], node])
+        peers.start()
+        assert not await asyncio.wait_for(peers.responds(node), 10)
+        peers.close()
+
+    asyncio.run(run())
+
+
 @pytest.fixture
 def addresses() -> list[Address]:
     with ExitStack() as stack:
