@@ -229,6 +229,7 @@ class Connection:
                 raise DropConnection(f"expected {api.name} version {versions}, found {version}")
             # The client retries with a version from this response.
             request.version = 0
+            await self._wait_for_produces(0)
             await self._send(self._encoded(request, await table.api_versions(request, Code.UNSUPPORTED_VERSION)))
             return False
         if key not in table.BEFORE_LOGIN:

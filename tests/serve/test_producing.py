@@ -544,6 +544,23 @@ def test_a_stopping_server_responds_to_the_commit_in_flight_and_rejects_pending_
     assert values(topic) == [b"in flight"]
 
 
+def test_an_unsupported_version_of_api_versions_gets_its_response_in_request_order(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    topic_of(tmp_path)
+    with a_commit_in_flight(tmp_path, monkeypatch) as (wire, complete):
+        wire.send_raw("ApiVersions", 99, b"")
+        wire.socket.settimeout(0.2)
+        with pytest.raises(TimeoutError):
+            wire.socket.recv(1)
+        wire.socket.settimeout(30)
+        complete()
+        (row,) = wire.receive("Produce", 7)["responses"]
+        assert row["partitionResponses"][0]["errorCode"] == Code.NONE
+        assert wire.receive("ApiVersions", 0)["errorCode"] == Code.UNSUPPORTED_VERSION
+        wire.close()
+
+
 def test_a_stopping_server_does_not_wait_for_a_slow_commit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     topic_of(tmp_path)
     monkeypatch.setattr(server, "STOP_SECONDS", 0.1)
