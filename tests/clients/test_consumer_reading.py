@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import re
 import threading
+from contextvars import ContextVar
+from pathlib import Path
 
 import pyarrow as pa
 import pytest
@@ -312,11 +314,18 @@ def test_iteration_and_poll_can_be_mixed(world: ConsumerWorld) -> None:
 def test_a_coroutine_reads_batches_in_a_thread(world: ConsumerWorld, monkeypatch: pytest.MonkeyPatch) -> None:
     append(world, "a", 0, *map(str, range(1200)))
     consumer = reader(world, topics="a", auto_commit_interval_ms=0, consumer_timeout_ms=0)
-    reads: list[object] = []
-    to_thread = asyncio.to_thread
-    monkeypatch.setattr(asyncio, "to_thread", lambda call: reads.append(call) or to_thread(call))
+    context = ContextVar("context", default="")
+    reads: list[tuple[bool, str]] = []
+    read_chunk, caller = consumer._read_chunk, threading.get_ident()
+
+    def count() -> bool:
+        reads.append((threading.get_ident() == caller, context.get()))
+        return read_chunk()
+
+    monkeypatch.setattr(consumer, "_read_chunk", count)
 
     async def read() -> list[int]:
+        context.set("of the coroutine")
         offsets = [next(consumer).offset]
         async for record in consumer:
             offsets.append(record.offset)
@@ -325,7 +334,7 @@ def test_a_coroutine_reads_batches_in_a_thread(world: ConsumerWorld, monkeypatch
 
     assert asyncio.run(read()) == list(range(1200))
     # The first batch was read by `next`. The last call found no more records.
-    assert len(reads) == 3
+    assert reads == [(True, "of the coroutine"), *[(False, "of the coroutine")] * 3]
     consumer.close()
     assert world.committed()[A0] == 1200
     assert asyncio.run(read_all(consumer)) == []
@@ -351,6 +360,23 @@ def test_a_cancelled_coroutine_stops_its_thread() -> None:
     # No thread reads from the consumer, and the wakeup of the thread does not affect later calls.
     assert next(consumer).value == b"1"
     consumer.close()
+
+
+def test_the_end_of_asyncio_run_stops_the_thread(tmp_path: Path) -> None:
+    root = sparklog.open(tmp_path, create=True)
+    root.create_topic("a")
+    consumer, tasks = sparklog.consumer(root, topics="a"), list[object]()
+
+    async def main() -> None:
+        tasks.append(asyncio.create_task(read_all(consumer)))
+        await asyncio.sleep(0.2)
+
+    thread = threading.Thread(target=lambda: asyncio.run(main()), daemon=True)
+    thread.start()
+    thread.join(20)
+    has_ended = not thread.is_alive()
+    consumer.wakeup()  # Otherwise, the thread of a failed test would not end.
+    assert has_ended
 
 
 def test_wakeup(world: ConsumerWorld) -> None:

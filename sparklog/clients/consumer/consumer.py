@@ -344,9 +344,13 @@ class Consumer(PartitionReader, GroupConsumer):
                 return
 
     async def _read_chunk_in_thread(self) -> bool:
-        import asyncio  # Most programs that use a consumer do not need the module.
+        import asyncio  # Most programs that use a consumer do not need these modules.
+        from contextvars import copy_context
 
-        reading = asyncio.create_task(asyncio.to_thread(self._read_chunk))
+        context = copy_context()
+        # This future is not a task, because `asyncio.run` cancels all tasks, and a cancelled task does not wait for its
+        # thread.
+        reading = asyncio.get_running_loop().run_in_executor(None, lambda: context.run(self._read_chunk))
         try:
             return await asyncio.shield(reading)
         except asyncio.CancelledError:
