@@ -41,28 +41,24 @@ _POLL_S = 0.002
 _LOG = logging.getLogger("sparklog")
 
 
-class ForkLock:
-    """A `threading.Lock` for `with` statements, which is released in every new child process."""
+def ForkLock() -> threading.Lock:  # noqa: N802 - a function that creates a lock, like `threading.Lock`
+    """Create a `threading.Lock` that is released in every new child process.
 
-    __slots__ = ("__weakref__", "_lock")
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        _LOCKS.add(self)
-
-    def __enter__(self) -> None:
-        self._lock.acquire()
-
-    def __exit__(self, *error: object) -> None:
-        self._lock.release()
+    The lock is not an object with an `__enter__` in Python. If Ctrl-C interrupted that method after it had acquired the
+    lock, the lock would never be released. A `with` statement acquires and releases a `threading.Lock` without such an
+    interruption.
+    """
+    lock = threading.Lock()
+    _LOCKS.add(lock)
+    return lock
 
 
-_LOCKS: WeakSet[ForkLock] = WeakSet()
+_LOCKS: WeakSet[threading.Lock] = WeakSet()
 
 
 def _release_all() -> None:
     for lock in _LOCKS:
-        lock._lock = threading.Lock()
+        lock._at_fork_reinit()  # type: ignore[attr-defined]
 
 
 def _await_others() -> None:

@@ -14,6 +14,7 @@ import pytest
 from sparklog.storage import fork_safety
 from sparklog.storage.fork_safety import VALUE_BYTES, ForkLock, RecentlyUsed
 from tests.support.forked import in_child
+from tests.support.interrupts import repeat_until_interrupted
 
 ROOM = 3 * VALUE_BYTES + 10
 """Room for three values of three bytes."""
@@ -40,6 +41,21 @@ def test_a_child_does_not_wait_for_a_lock_that_a_thread_of_its_parent_holds() ->
     done.set()
     thread.join()
     assert os.waitstatus_to_exitcode(status) == 0
+
+
+def test_an_interrupted_use_of_a_lock_releases_the_lock() -> None:
+    lock = ForkLock()
+
+    def use() -> None:
+        with lock:
+            pass
+
+    for _ in range(100):
+        repeat_until_interrupted(use)
+        thread = threading.Thread(target=use, daemon=True)
+        thread.start()
+        thread.join(10)
+        assert not thread.is_alive()
 
 
 def test_the_least_recently_used_value_is_evicted_first() -> None:

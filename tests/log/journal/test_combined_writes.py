@@ -6,6 +6,7 @@ import os
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any
 
@@ -17,7 +18,6 @@ from sparklog.groups.group_state import GroupState
 from sparklog.log.journal.combined_writes import CombinedWrites
 from sparklog.log.journal.entry_log import EntryLog
 from sparklog.log.journal.group_commit import GroupCommit, _Request
-from sparklog.storage.fork_safety import ForkLock
 from sparklog.storage.memory import MemoryStore
 from sparklog.testing.world import World
 from sparklog.testing.wrapper_stores import CountingStore
@@ -137,7 +137,7 @@ def test_a_forked_child_does_not_write_the_pending_steps_of_its_parent() -> None
 
 
 def test_the_step_of_an_interrupted_waiting_thread_is_not_written(monkeypatch: pytest.MonkeyPatch) -> None:
-    class Interrupted(ForkLock):
+    class Interrupted(nullcontext[None]):
         def __enter__(self) -> None:
             raise KeyboardInterrupt
 
