@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import copy
 import threading
+from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, TypeAlias
 
@@ -51,6 +52,13 @@ class Cells:
     def __len__(self) -> int:
         return len(self.values)
 
+    def truncate(self, n: int) -> None:
+        """Remove all cells after the first `n` records."""
+        keys, details = bisect_left(self.key_rows, n), bisect_left(self.detail_rows, n)
+        del self.values[n:], self.times_ns[n:]
+        del self.key_rows[keys:], self.keys[keys:]
+        del self.detail_rows[details:], self.details[details:]
+
 
 class Batch:
     """The records of one topic, in the order in which they were sent."""
@@ -82,18 +90,27 @@ class Batch:
 
     def add_columns(self, columns: pa.RecordBatch) -> int:
         """Add records that use all of the room. Return the row of the first record."""
-        first = self.rows
+        first, cells = self.rows, Cells()
+        # No call follows, so an interrupt adds all of the records or none.
         self.parts += [self.cells, columns]
-        self.cells = Cells()
+        self.cells = cells
         self.rows += columns.num_rows
         self.column_rows += columns.num_rows
         self.room = 0
         return first
 
+    def drop_incomplete_record(self) -> None:
+        """Remove the cells of a record that was not added completely."""
+        self.cells.truncate(self.rows - sum(map(len, self.parts)))
+
 
 class Accumulator:
     """Stores the open batches of all topics. Any thread may append records. A single thread drains batches and releases
     the memory of their records.
+
+    Python may run a signal handler after any call of a function, such as `list.append`. The handler of Ctrl-C raises
+    `KeyboardInterrupt`, and the program may continue to use the producer. Therefore, an interrupted call must release
+    the lock, which only `with` ensures, and must not leave a part of a record.
     """
 
     def __init__(self, options: ProducerOptions, env: Env) -> None:
@@ -113,10 +130,9 @@ class Accumulator:
         self._create_locks()
 
     def _create_locks(self) -> None:
-        self._lock = threading.Lock()
-        self.acquire_lock, self.release_lock = self._lock.acquire, self._lock.release
-        self._due = threading.Condition(self._lock)
-        self._released = threading.Condition(self._lock)
+        self.lock = threading.Lock()
+        self._due = threading.Condition(self.lock)
+        self._released = threading.Condition(self.lock)
 
     # -- for threads that send
 
@@ -129,19 +145,23 @@ class Accumulator:
         large or the producer is closed.
         """
         memory = nbytes + RECORD_BYTES
-        with self._lock:
+        with self.lock:
             batch = self.batches.get(topic)
             if batch is None or batch.room < memory:
                 batch = self._batch_with_room(topic, memory, nbytes)
             row, cells = batch.rows, batch.cells
-            if key is not None:
-                cells.key_rows.append(len(cells.values))
-                cells.keys.append(key)
-            if details is not None:
-                cells.detail_rows.append(len(cells.values))
-                cells.details.append(details)
-            cells.values.append(value)
-            cells.times_ns.append(time_ns)
+            try:
+                if key is not None:
+                    cells.key_rows.append(len(cells.values))
+                    cells.keys.append(key)
+                if details is not None:
+                    cells.detail_rows.append(len(cells.values))
+                    cells.details.append(details)
+                cells.values.append(value)
+                cells.times_ns.append(time_ns)
+            except BaseException:
+                batch.drop_incomplete_record()
+                raise
             batch.rows = row + 1
             batch.room -= memory
             return RecordFuture(batch.result, row)
@@ -149,7 +169,7 @@ class Accumulator:
     def append_columns(self, topic: str, columns: pa.RecordBatch) -> RowSpan:
         """Add records, whose columns are those of `batch_rows.COLUMNS`. Raises the errors of `append`."""
         nbytes = columns.nbytes
-        with self._lock:
+        with self.lock:
             batch = self._batch_with_room(topic, nbytes, nbytes, max_extra=0)
             return RowSpan(batch.result, batch.add_columns(columns), columns.num_rows)
 
@@ -166,13 +186,14 @@ class Accumulator:
             if (batch := self.batches.get(topic)) is not None:
                 # Another thread may have reserved room during the wait.
                 self._return_room(batch)
+        # Notify the sender before each change, so that the next call repeats an interrupted notification.
         if batch is None:
-            batch = self.batches[topic] = Batch(topic, self._boot_ms() + self._linger_ms)
             self._due.notify()
+            batch = self.batches[topic] = Batch(topic, self._boot_ms() + self._linger_ms)
         missing = self._batch_size - batch.nbytes - nbytes
         if missing <= 0 and not batch.is_full:
-            batch.is_full = True
             self._due.notify()
+            batch.is_full = True
         if not batch.is_full:
             max_extra = min(max_extra, missing)
         free = self._buffer_memory - self._used_bytes - memory
@@ -209,21 +230,21 @@ class Accumulator:
     def _wait(self, condition: Callable[[], bool], timeout: float | None) -> bool:
         """Make all batches due, and wait at most `timeout` seconds for a condition. The caller must hold the lock."""
         self._waiting_calls += 1
-        self._due.notify()
         try:
+            self._due.notify()
             return self._released.wait_for(condition, timeout)
         finally:
             self._waiting_calls -= 1
 
     def flush(self, timeout: float | None) -> bool:
         """Wait until all added records are done. Return False if this takes longer than `timeout` seconds."""
-        with self._lock:
+        with self.lock:
             batches = [*self.batches.values(), *self._in_flight]
             return self._wait(lambda: all(batch.is_done for batch in batches), timeout)
 
     def close(self) -> None:
         """Reject further records. The sender stops after it has sent the existing records."""
-        with self._lock:
+        with self.lock:
             if self._closed_error is None:
                 self._closed_error = BadRequest(CLOSED)
             for batch in self.batches.values():
@@ -233,7 +254,7 @@ class Accumulator:
 
     def fail_all(self, error: SparklogError) -> None:
         """Fail all records that are not done, including records in flight, and reject further records."""
-        with self._lock:
+        with self.lock:
             self._closed_error = error
         self.fail_pending(error, in_flight=True)
 
@@ -241,7 +262,7 @@ class Accumulator:
         """Fail the records of open batches. If `in_flight` is True, also fail the records of batches that are being
         committed.
         """
-        with self._lock:
+        with self.lock:
             batches = [*(self._in_flight if in_flight else ()), *self.batches.values()]
             self.batches.clear()
             self._due.notify()
@@ -266,7 +287,7 @@ class Accumulator:
         """Wait for due batches, and return them. Return an empty list if the producer is closed and has no more
         batches.
         """
-        with self._lock:
+        with self.lock:
             now: float = self._boot_ms()
             while True:
                 all_due = self._waiting_calls > 0 or self._closed_error is not None
@@ -283,7 +304,7 @@ class Accumulator:
 
     def release(self, batches: Sequence[Batch]) -> None:
         """Release the memory of batches whose futures are done."""
-        with self._lock:
+        with self.lock:
             for batch in batches:
                 if not batch.is_done:
                     batch.is_done = True

@@ -167,21 +167,22 @@ class Producer:
             accumulator, memory = self._accumulator, len(value) + RECORD_BYTES
             if key is not None:
                 memory += len(key)
-            accumulator.acquire_lock()
-            try:
+            with accumulator.lock:
                 batch = accumulator.batches.get(topic)
                 if batch is not None and batch.room >= memory:
                     row, cells = batch.rows, batch.cells
-                    if key is not None:
-                        cells.key_rows.append(len(cells.values))
-                        cells.keys.append(key)
-                    cells.values.append(value)
-                    cells.times_ns.append(self._wall_ns())
+                    try:
+                        if key is not None:
+                            cells.key_rows.append(len(cells.values))
+                            cells.keys.append(key)
+                        cells.values.append(value)
+                        cells.times_ns.append(self._wall_ns())
+                    except BaseException:
+                        batch.drop_incomplete_record()
+                        raise
                     batch.rows = row + 1
                     batch.room -= memory
                     return RecordFuture(batch.result, row)
-            finally:
-                accumulator.release_lock()
         return self._send(topic, value, key, headers, partition, timestamp, sequence)
 
     def _send(

@@ -61,7 +61,9 @@ class Sender:
 
     def _finish(self, batch: Batch) -> None:
         try:
-            self.commit(batch)
+            # If each call of `send` was interrupted, the batch is empty.
+            if batch.rows:
+                self.commit(batch)
         except SparklogError as error:
             batch.result.fail(error)
         self._accumulator.release([batch])

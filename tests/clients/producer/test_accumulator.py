@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import NoReturn
 
 import pyarrow as pa
 import pytest
@@ -131,10 +132,10 @@ def test_the_room_that_is_reserved_during_a_wait_for_memory_is_counted_once() ->
     waiting = accumulator(World(), records=3)
 
     def wait_for(condition: Callable[[], bool], timeout: float | None) -> bool:
-        waiting.release_lock()
+        waiting.lock.release()
         waiting.release(waiting.drain())
         waiting.append("t", None, b"", 0, 0, None)
-        waiting.acquire_lock()
+        waiting.lock.acquire()
         return condition()
 
     waiting._released.wait_for = wait_for  # type: ignore[method-assign]
@@ -152,3 +153,48 @@ def test_a_closed_accumulator_has_no_room() -> None:
     assert batch.room > 0
     waiting.close()
     assert (batch.room, batch.memory) == (0, RECORD_BYTES + 100)
+
+
+def interrupt(*_: object) -> NoReturn:
+    raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize("interrupted_call", [1, 2])
+def test_an_append_repeats_an_interrupted_notification(monkeypatch: pytest.MonkeyPatch, interrupted_call: int) -> None:
+    waiting, calls = accumulator(World(), batch_size=100), list[int]()
+
+    def notify() -> None:
+        calls.append(len(calls) + 1)
+        if calls[-1] == interrupted_call:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(waiting._due, "notify", notify)
+    # The first record opens a batch and fills it, and the sender is notified of both.
+    with pytest.raises(KeyboardInterrupt):
+        waiting.append("t", *RECORD)
+    waiting.append("t", *RECORD)
+    assert calls == [1, 2, 3]
+    assert [batch.rows for batch in waiting.drain()] == [1]
+
+
+def test_columns_whose_append_was_interrupted_are_not_added(monkeypatch: pytest.MonkeyPatch) -> None:
+    columns = pa.RecordBatch.from_pylist([{"value": b"a", "timestamp": 6}], COLUMNS)
+    waiting = accumulator(World())
+    waiting.append("t", *RECORD)
+    with monkeypatch.context() as patch:
+        patch.setattr("sparklog.clients.producer.accumulator.Cells", interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            waiting.append_columns("t", columns)
+    span = waiting.append_columns("t", columns)
+    waiting.close()
+    (batch,) = waiting.drain()
+    values = Records.of(batch).columns.column("value").to_pylist()
+    assert (span.first_row, batch.rows, values) == (1, 2, [VALUE, b"a"])
+
+
+def test_an_interrupted_flush_does_not_make_later_batches_due(monkeypatch: pytest.MonkeyPatch) -> None:
+    waiting = accumulator(World())
+    monkeypatch.setattr(waiting._due, "notify", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        waiting.flush(0)
+    assert waiting._waiting_calls == 0

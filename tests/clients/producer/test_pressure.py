@@ -10,15 +10,19 @@ import threading
 import time
 from dataclasses import replace
 from pathlib import Path
+from typing import Any, NoReturn
 
 import pytest
 
 import sparklog
+from sparklog.clients.producer.accumulator import Batch
+from sparklog.clients.producer.futures import RecordFuture
 from sparklog.clients.producer.sender import Sender
 from sparklog.errors import BadRequest, Fenced, NotFound, Unavailable
 from sparklog.log.topic.root import Root, open_root
 from sparklog.testing import Fault, FaultKind, FaultyStore, Script, World
 from tests.clients.producer.test_producer import LATER, records, root_with
+from tests.support.interrupts import repeat_until_interrupted
 
 
 class Gate:
@@ -91,6 +95,72 @@ def test_flush_and_close_time_out() -> None:
     # The commit may still succeed, as the message says. The result of the future does not change.
     producer._thread.join(10)
     assert isinstance(future.exception(), Unavailable)
+
+
+class InterruptedOnce(list[Any]):
+    """A list whose first `append` is interrupted at its end, when Python runs signal handlers."""
+
+    is_interrupted = False
+
+    def append(self, cell: object) -> None:
+        super().append(cell)
+        if not self.is_interrupted:
+            self.is_interrupted = True
+            raise KeyboardInterrupt
+
+
+CELLS = ("key_rows", "keys", "values", "times_ns")
+HEADERS = [("h", b"1")]
+
+
+@pytest.mark.parametrize(
+    ("cells", "headers"),
+    [*((name, None) for name in CELLS), *((name, HEADERS) for name in (*CELLS, "detail_rows", "details"))],
+)
+def test_an_interrupted_send_does_not_affect_other_records(cells: str, headers: list[tuple[str, bytes]] | None) -> None:
+    root = root_with(1)
+    with sparklog.producer(root, linger_ms=LATER) as producer:
+        futures = list(producer.send_many("t", {"value": ["0", "1"]}))
+        futures.append(producer.send("t", b"2", b"k", headers))
+        batch = producer._accumulator.batches["t"]
+        setattr(batch.cells, cells, InterruptedOnce(getattr(batch.cells, cells)))
+        with pytest.raises(KeyboardInterrupt):
+            producer.send("t", b"interrupted", b"k", headers)
+        futures.append(producer.send("t", b"3"))
+    assert [future.result().offset for future in futures] == [0, 1, 2, 3]
+    rows = [(row["key"], row["value"], len(row["headers"] or ())) for _, row in sorted(records(root).items())]
+    assert rows == [(None, b"0", 0), (None, b"1", 0), (b"k", b"2", len(headers or ())), (None, b"3", 0)]
+
+
+def test_an_interrupted_send_releases_the_lock() -> None:
+    root, futures = root_with(1), list[RecordFuture]()
+    with sparklog.producer(root, linger_ms=LATER, buffer_memory=1 << 30) as producer:
+        for _ in range(100):
+            repeat_until_interrupted(lambda: futures.append(producer.send("t", b"x", b"k")))
+            is_released = producer._accumulator.lock.acquire(timeout=5)
+            # If the lock was not released, `close` would not end.
+            producer._accumulator.lock.release()
+            assert is_released
+    # An interrupted call may have accepted its record.
+    assert 0 <= root.topic("t").count().records - len(futures) <= 100
+
+
+def test_a_batch_whose_only_record_was_interrupted_is_not_committed(monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupt(_: Batch) -> NoReturn:
+        raise KeyboardInterrupt
+
+    root = root_with(1)
+    with sparklog.producer(root, linger_ms=LATER) as producer:
+        with monkeypatch.context() as patch:
+            # The size is read after the batch was opened.
+            patch.setattr(Batch, "nbytes", property(interrupt))
+            with pytest.raises(KeyboardInterrupt):
+                producer.send("t", b"interrupted")
+        assert "t" in producer._accumulator.batches
+        producer.flush(10)
+        future = producer.send("t", b"0")
+    assert future.result().offset == 0
+    assert root.topic("t").log.state().version == 1
 
 
 def test_only_the_rejected_record_fails() -> None:
