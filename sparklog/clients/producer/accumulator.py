@@ -207,13 +207,18 @@ class Accumulator:
         batch.memory -= batch.room
         batch.room = 0
 
+    def check_fits(self, memory: int, nbytes: int) -> None:
+        """Raise `BadRequest` if a record of `nbytes` bytes requires more than the total memory."""
+        if memory > self._buffer_memory:
+            raise BadRequest(f"a record of {nbytes} bytes does not fit in buffer_memory ({self._buffer_memory} bytes)")
+
     def _wait_for_memory(self, memory: int, nbytes: int) -> None:
         """Wait until this amount of memory is available for records of `nbytes` bytes. The caller must hold the lock.
 
         Raises the error of a closed accumulator.
         """
-        if self._closed_error is None and memory > self._buffer_memory:
-            raise BadRequest(f"a record of {nbytes} bytes does not fit in buffer_memory ({self._buffer_memory} bytes)")
+        if self._closed_error is None:
+            self.check_fits(memory, nbytes)
         is_free = self._wait(
             lambda: self._closed_error is not None or self._used_bytes + memory <= self._buffer_memory,
             self._max_block_ms / 1000,

@@ -35,7 +35,7 @@ from sparklog.log.journal.names import check_id
 from sparklog.log.topic.root import ROOT, Root, open_root
 from sparklog.log.write.arrow_data import ArrowData, batches
 from sparklog.log.write.python_rows import as_bytes, as_headers
-from sparklog.log.write.rows import checked_chunks
+from sparklog.log.write.rows import checked_chunks, halved
 from sparklog.storage.exit_hooks import call_before_pools_stop
 from sparklog.storage.store import Store
 from sparklog.transactions.completion import check_not_one_write
@@ -239,10 +239,14 @@ class Producer:
         self._check_transaction()
         # Convert all rows before the first row is accepted.
         chunks = [
-            self._columns(topic, chunk)
+            part
             for batch in batches(serialized_data(data, self._serializers))
             for chunk in checked_chunks(batch, self._chunk_bytes)
+            # Small rows become several times as large, because columns such as the timestamp are added.
+            for part in halved(self._columns(topic, chunk), self._chunk_bytes)
         ]
+        for chunk in chunks:
+            self._accumulator.check_fits(chunk.nbytes, chunk.nbytes)
         spans: list[RowSpan] = []
         for chunk in chunks:
             try:

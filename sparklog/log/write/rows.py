@@ -75,16 +75,17 @@ def check_columns(schema: pa.Schema) -> list[str]:
 def checked_chunks(batch: pa.RecordBatch, max_bytes: int) -> Iterator[pa.RecordBatch]:
     """Split a batch into chunks of up to `max_bytes`, or of one row. Raises `BadRequest` like `check_columns`."""
     batch = batch.select(check_columns(batch.schema))
-    return _halved(batch, max_bytes) if batch.num_rows else iter(())
+    return halved(batch, max_bytes) if batch.num_rows else iter(())
 
 
-def _halved(batch: pa.RecordBatch, max_bytes: int) -> Iterator[pa.RecordBatch]:
+def halved(batch: pa.RecordBatch, max_bytes: int) -> Iterator[pa.RecordBatch]:
+    """Split a batch into halves repeatedly, until each part has up to `max_bytes` or one row."""
     if batch.nbytes <= max_bytes or batch.num_rows == 1:
         yield batch
         return
     half = batch.num_rows // 2
-    yield from _halved(batch.slice(0, half), max_bytes)
-    yield from _halved(batch.slice(half), max_bytes)
+    yield from halved(batch.slice(0, half), max_bytes)
+    yield from halved(batch.slice(half), max_bytes)
 
 
 def rows_of(batches: Sequence[pa.RecordBatch], now_ms: int, *, allow_negative_timestamps: bool = False) -> Rows:

@@ -163,6 +163,31 @@ def test_the_error_for_full_memory_counts_the_accepted_rows() -> None:
         producer.send_many("t", {"value": [b"x" * 3000]})
 
 
+def test_no_row_is_accepted_if_a_row_does_not_fit_in_memory() -> None:
+    root = root_with(1)
+    with sparklog.producer(root, buffer_memory=4_000) as producer:
+        with pytest.raises(BadRequest, match=r"a record of 9\d\d\d bytes does not fit in buffer_memory"):
+            producer.send_many("t", {"value": [b"x" * 1500, b"y" * 1500, b"z" * 9000]})
+        producer.flush()
+    assert not records(root)
+
+
+def test_small_rows_fit_in_memory_with_the_added_columns() -> None:
+    root, numbers = root_with(2), range(2_000)
+    data: dict[str, list[Any]] = {
+        "value": [b"%d" % number for number in numbers],
+        "timestamp": [1_700_000_000_000 + number for number in numbers],
+        "partition": [number % 2 for number in numbers],
+    }
+    with sparklog.producer(root, linger_ms=LATER, buffer_memory=4_000) as producer:
+        futures = producer.send_many("t", data)
+    there = records(root)
+    for number, future in enumerate(futures):
+        metadata = future.result()
+        assert (metadata.partition, metadata.timestamp) == (number % 2, 1_700_000_000_000 + number)
+        assert there[metadata.partition, metadata.offset]["value"] == b"%d" % number
+
+
 def test_rows_belong_to_the_open_transaction() -> None:
     root = root_with(1)
     with sparklog.producer(root, transactional_id="job") as producer:
