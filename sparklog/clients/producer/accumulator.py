@@ -13,7 +13,7 @@ from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, TypeAlias
 
-from sparklog.clients.producer.futures import BatchResult, RecordFuture, RowSpan
+from sparklog.clients.producer.futures import BatchResult, RecordFuture, RowSpan, limited
 from sparklog.clients.producer.options import ProducerOptions
 from sparklog.errors import BadRequest, SparklogError, Unavailable
 from sparklog.log.journal.clocks import Env
@@ -237,7 +237,7 @@ class Accumulator:
         self._waiting_calls += 1
         try:
             self._due.notify()
-            return self._released.wait_for(condition, timeout)
+            return self._released.wait_for(condition, limited(timeout))
         finally:
             self._waiting_calls -= 1
 

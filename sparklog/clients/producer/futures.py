@@ -30,6 +30,11 @@ PENDING, FINISHED = "PENDING", "FINISHED"
 """The states of `concurrent.futures`."""
 
 
+def limited(timeout: float | None) -> float | None:
+    """Limit a timeout in seconds to the maximum of the functions of `threading`."""
+    return None if timeout is None else min(timeout, threading.TIMEOUT_MAX)
+
+
 class RecordMetadata(NamedTuple):
     """The position and timestamp (in ms) of a record.
 
@@ -287,7 +292,7 @@ class RecordFuture(Future[RecordMetadata]):
 
     def _wait(self, timeout: float | None) -> None:
         with self._condition:
-            self._condition.wait_for(lambda: self._batch.is_done(self._row), timeout)
+            self._condition.wait_for(lambda: self._batch.is_done(self._row), limited(timeout))
 
     get = result
     """An alias of `result`, which is the name in kafka-python."""

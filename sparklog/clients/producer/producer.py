@@ -18,7 +18,7 @@ import pyarrow as pa
 from sparklog.arguments import NAME, SECONDS, checked
 from sparklog.clients.producer.accumulator import RECORD_BYTES, Accumulator
 from sparklog.clients.producer.batch_rows import columns_of
-from sparklog.clients.producer.futures import RecordFuture, RecordFutures, RowSpan
+from sparklog.clients.producer.futures import RecordFuture, RecordFutures, RowSpan, limited
 from sparklog.clients.producer.options import ProducerOptions, producer_options
 from sparklog.clients.producer.sender import Sender
 from sparklog.clients.producer.sequences import checked_sequence
@@ -440,7 +440,7 @@ class Producer:
             except (SparklogError, NotFound) as error:
                 _LOG.warning("%r closes with an open transaction: %s", self, error)
         self._accumulator.close()
-        self._thread.join(timeout)
+        self._thread.join(limited(timeout))
         if self._thread.is_alive():
             self._accumulator.fail_all(
                 Unavailable(

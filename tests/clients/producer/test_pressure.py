@@ -42,9 +42,10 @@ class Gate:
         self.root.engine.log("t").commit_append = wait  # type: ignore[assignment, method-assign]
 
 
-def test_send_blocks_until_memory_is_free() -> None:
+@pytest.mark.parametrize("max_block_ms", [60_000, 2**63 - 1])
+def test_send_blocks_until_memory_is_free(max_block_ms: int) -> None:
     gate = Gate()
-    with sparklog.producer(gate.root, linger_ms=LATER, buffer_memory=2000) as producer:
+    with sparklog.producer(gate.root, linger_ms=LATER, buffer_memory=2000, max_block_ms=max_block_ms) as producer:
         futures = [producer.send("t", b"x" * 100) for _ in range(6)]
         threading.Timer(0.2, gate.opened.set).start()
         begun = time.monotonic()
@@ -95,6 +96,16 @@ def test_flush_and_close_time_out() -> None:
     # The commit may still succeed, as the message says. The result of the future does not change.
     producer._thread.join(10)
     assert isinstance(future.exception(), Unavailable)
+
+
+@pytest.mark.parametrize("name", ["result", "flush", "close"])
+def test_a_timeout_can_be_infinite(name: str) -> None:
+    gate = Gate()
+    with sparklog.producer(gate.root, linger_ms=0) as producer:
+        future = producer.send("t", "a")
+        threading.Timer(0.2, gate.opened.set).start()
+        getattr(future if name == "result" else producer, name)(float("inf"))
+        assert future.done()
 
 
 class InterruptedOnce(list[Any]):
