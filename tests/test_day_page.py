@@ -1,4 +1,4 @@
-"""Test that the page that compares formats side by side matches the stored results, and that system calls are counted."""
+"""Test that the page that compares formats matches the stored results, and that system calls are counted."""
 
 from __future__ import annotations
 
