@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import sys
 from collections.abc import Callable, Iterator, Mapping
 from functools import wraps
 from itertools import count
@@ -117,7 +118,17 @@ def path(place: Place) -> str:
 
 
 ROOT = {"root": root}
-READ: dict[str, Any] = {"spark": lambda _: Mock(), "path": path}
+
+
+def session(_: object) -> Mock:
+    """Return a Spark session that plans with this Python."""
+    spark = Mock()
+    sources = spark._jsparkSession.sessionState.return_value.dataSourceManager.return_value
+    sources.lookupDataSource.return_value.dataSourceCls.return_value.pythonExec.return_value = sys.executable
+    return spark
+
+
+READ: dict[str, Any] = {"spark": session, "path": path}
 """Arguments of a read into a DataFrame."""
 
 
