@@ -293,7 +293,10 @@ spark.stop()
 @pytest.mark.parametrize(
     ("broken", "says"),
     [
-        ("exec PYTHON -S", "do not start on 127.0.0.1 (PYTHON: Error while finding module specification for 'pyspark."),
+        (
+            "PYTHONPATH= exec PYTHON -S",
+            "do not start on 127.0.0.1 (PYTHON: Error while finding module specification for 'pyspark.",
+        ),
         ("PYTHONPATH=SITE exec PYTHON -S", "on HOST run PYTHON, which cannot import sparklog (ModuleNotFoundError"),
     ],
 )
