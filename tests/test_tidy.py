@@ -40,7 +40,7 @@ BANNED = tuple(
         ("future ", "work"),
         ("sub-", "agent"),
         ("not yet ", "implemented"),
-        ("raise NotImplemented", "Error"),
+        ("NotImplemented", "Error"),
         ("dbg", "("),
         ("breakpoint", "()"),
         ("pdb.", "set_trace"),

@@ -486,9 +486,9 @@ class IcebergTable:
                 raise self._rejected(action, error) from error
             if sqlstate(error) in MISSING_RIGHTS:
                 raise self._denied(action, error) from error
-            # pyiceberg raises a plain ValueError for a wrong property. Its subclasses are about corrupt responses. For
-            # equality deletes, it raises one of the two errors, depending on whether the catalog plans the scan.
-            if type(error) is ValueError or isinstance(error, NotImplementedError):
+            # pyiceberg raises a plain ValueError for a wrong property, and for equality deletes, which it does not
+            # support. Its subclasses are about corrupt responses.
+            if type(error) is ValueError:
                 raise BadRequest(f"cannot {action} table {self.name}: {error_text(error)}") from error
             raise Unavailable(f"cannot {action} table {self.name}: {error_text(error)}") from error
 
