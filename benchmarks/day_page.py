@@ -92,7 +92,8 @@ def page(results: Figures) -> str:
 
 
 def about(results: Figures) -> list[str]:
-    minutes, count = results["window_minutes"], len(results["windows"])
+    minutes, count, planned = results["window_minutes"], len(results["windows"]), results["planned_windows"]
+    ended_early = f". The run was stopped after {count} of {planned} windows" if count < planned else ""
     formats = ", ".join(f"{made['format']} with Spark {made['spark']}" for made in results["formats"].values())
     loads = [window["load"] for window in results["windows"]] or [0.0]
     missing = [f"* {line}" for line in results["missing"]]
@@ -103,7 +104,7 @@ def about(results: Figures) -> list[str]:
         f"* **Host**: {results['machine']}",
         f"* **Load** of the host: {results['load']:.1f} before, {min(loads):.1f} to {max(loads):.1f} during the run",
         *([f"* **Note**: {note}"] if max(loads) > BUSY else []),
-        f"* **Date**: {results['date']}, {count} windows of {minutes:g} minutes",
+        f"* **Date**: {results['date']}, {count} windows of {minutes:g} minutes{ended_early}",
         f"* **Command**: `{results['command']}`",
         f"* **Versions**: {formats}",
         "",

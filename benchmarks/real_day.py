@@ -95,7 +95,9 @@ def run(hours: float, window_minutes: float, formats: Sequence[str], results_fil
     with tempfile.TemporaryDirectory(prefix="sparklog-day-", ignore_cleanup_errors=True) as folder:
         results = surroundings("day")
         results["command"] = f"python -m benchmarks day --real --hours {hours:g} --window-minutes {window_minutes:g}"
-        results |= {"window_minutes": window_minutes, "windows": [], "missing": [], "operations": []}
+        planned = round(hours * 60 / window_minutes)
+        results |= {"window_minutes": window_minutes, "planned_windows": planned}
+        results |= {"windows": [], "missing": [], "operations": []}
         try:
             for name in formats:
                 queries[name] = start(name, Path(folder) / name)
@@ -104,7 +106,7 @@ def run(hours: float, window_minutes: float, formats: Sequence[str], results_fil
             results["operations"].append(operations(queries, results))
             # strace slows a query down, so the last sampled query has a backlog.
             time.sleep(SAMPLE_S)
-            for _ in range(round(hours * 60 / window_minutes)):
+            for _ in range(planned):
                 results["windows"].append(window(queries, window_minutes * 60))
                 drop_ended(queries, results)
                 write(results, results_file)

@@ -49,6 +49,7 @@ def results(*windows: dict[str, Any]) -> dict[str, Any]:
         "date": "2026-11-29",
         "command": "python -m benchmarks day --real",
         "window_minutes": 1.0,
+        "planned_windows": 2,
         "missing": ["iceberg: no jars"],
         "formats": {"delta": {"format": "delta 4.4.0", "spark": "4.2.1"}},
         "windows": list(windows),
@@ -76,6 +77,12 @@ def test_busy_host_is_mentioned(monkeypatch: pytest.MonkeyPatch) -> None:
     page, note = load("day_page", monkeypatch), "* **Note**: The host was busy"
     assert note not in page.page(results(window(100), window(400)))
     assert note in page.page(results(window(100), window(400) | {"load": 20.0}))
+
+
+def test_stopped_run_is_mentioned(monkeypatch: pytest.MonkeyPatch) -> None:
+    page = load("day_page", monkeypatch)
+    assert "The run was stopped after 1 of 2 windows" in page.page(results(window(100)))
+    assert "stopped" not in page.page(results(window(100), window(400)))
 
 
 def test_picture_has_a_curve_for_each_measure(monkeypatch: pytest.MonkeyPatch) -> None:
