@@ -265,7 +265,7 @@ def check_workers(spark: SparkSession) -> None:
 
         try:
             facts = {"sparklog": import_module("sparklog.version").__version__}
-            # A Python without the dependencies of sparklog finds it in the current directory or in --py-files.
+            # sparklog may be in the current directory or in --py-files, without its dependencies.
             if facts["sparklog"] == version:
                 daemon = import_module("sparklog.datasource.worker_daemon")
                 for name in daemon.IMPORTS[daemon.TASKS]:
